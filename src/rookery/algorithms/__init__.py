@@ -1,0 +1,1 @@
+"""One file per method, and their registry. Methods import contracts, never an engine."""

@@ -1,0 +1,52 @@
+"""FedAvg: local gradient steps, then an average."""
+
+from __future__ import annotations
+
+from rookery.algorithms.local_steps import descend
+from rookery.federation.client import Client
+from rookery.federation.cohort import Cohort
+from rookery.federation.method import Rates, State, Steps, method, static
+from rookery.vectors import Sequences
+
+
+@method
+class FedAvg:
+    r"""Federated averaging: Q_i local steps on each client, then the server averages how far they went.
+
+    In every round client i of the cohort C sets x_i = x and takes Q_i steps
+
+        x_i <- x_i - eta grad f_i(x_i; fresh sample),
+
+    and the server applies the mean of x_i - x:
+
+        x <- x + sum_{i in C} (p_i / pi_i) (x_i - x)              unbiased (default)
+        x <- x + sum_{i in C} p_i (x_i - x) / sum_{i in C} p_i    normalised, as in McMahan et al.
+
+    On a problem with more sequences all of them move so, along the direction field.
+
+    Args:
+      lr: eta, the local step size; a plain number where the problem has one sequence.
+      local_steps: Q_i, an int, `rk.FixedSteps` or `rk.RandomSteps`.
+      normalised: take McMahan's normalised mean.
+
+    Exchanges per round: 1. Floats per client: dim x down, dim x up.
+    Exactness: exact at Q = 1; O(eta) at Q > 1; with unequal Q_i it solves the problem with weights proportional to
+    p_i Q_i.
+    Deviations from the paper: the unbiased mean is the default; under full participation both are the same.
+
+    Reference: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017; the
+    unbiased form as in Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework.
+    """
+
+    lr: Rates
+    local_steps: Steps = 1
+    normalised: bool = static(default=False)
+
+    def round(self, state: State, cohort: Cohort) -> State:
+        aggregate = cohort.average if self.normalised else cohort.mean
+        return state.next(z=cohort.project(state.z + aggregate("steps", state.z)))
+
+    def steps(self, client: Client, z: Sequences) -> Sequences:
+        eta = self.lr.at(client.round)
+        q, _ = descend(client, z, eta, client.steps(self.local_steps))
+        return -(eta * q)

@@ -1,0 +1,138 @@
+"""FedBiOAcc: FedBiO with a variance-reduced momentum for every sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from rookery.errors import InputError
+from rookery.federation.client import Client
+from rookery.federation.cohort import Cohort
+from rookery.federation.method import Rates, State, component, first_round, method, static
+from rookery.federation.steps import is_whole
+from rookery.problems.base import Problem
+from rookery.vectors import Sequences
+
+
+@component
+class AccState(State):
+    """The server's state with the averaged momentum m."""
+
+    m: Sequences
+
+
+@component
+class AccClient:
+    """What a client carries from the first exchange of a round to the second: its z before the last step, its m."""
+
+    z: Sequences
+    m: Sequences
+
+
+@method
+class FedBiOAcc:
+    r"""Local steps along STORM momenta of x, y and v; every I iterations the points, then the momenta, are averaged.
+
+    Iterations are counted t = 1, 2, ... over the whole run, with alpha_t = delta / (u + t)^{1/3}. At every iteration
+
+        z_i' = z_i - eta alpha_t m_i
+        m_i  = D_i(z_i'; B) + (1 - c alpha_t^2) (m_i - D_i(z_i; B)),   B a fresh sample, the same at both points.
+
+    At every I-th iteration the server first averages the points,
+
+        z <- z + sum_{i in C} (p_i / pi_i) (z_i' - z)                                              [exchange 1]
+
+    then m_i is formed at the averaged z' = z against the client's own z_i, and averaged:
+
+        m <- sum_{i in C} (p_i / pi_i) m_i                                                         [exchange 2]
+
+    Args:
+      lr: eta, the step sizes.
+      local_steps: I, one whole number, the same for all clients.
+      momentum: c, per sequence; c alpha_1^2 <= 1 is needed.
+      delta: delta of alpha_t.
+      offset: u of alpha_t.
+      first_batch: the batch size of the first momentum m_i = D_i(z; B), the client's own; None: as in the run.
+
+    Exchanges per round: 2, that is 2 per I iterations. Floats per client: 2 dim z down and dim z up, then dim z down
+    and dim z up.
+    Exactness: exact at I <= 2; O(eta) at larger I.
+    Deviations from the paper: the first momentum costs no exchange; D at the old point uses the old v; under sampling
+    the server sends z and m in every round, so that a client needs no memory between rounds.
+
+    Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 2.
+    """
+
+    lr: Rates
+    local_steps: int = 1
+    momentum: Rates = Rates(1.0)
+    delta: float = 1.0
+    offset: float = 1.0
+    first_batch: int | None = static(default=None)
+
+    scopes = ("shared",)
+
+    def check(self, problem: Problem, population: int) -> None:
+        if not is_whole(self.local_steps) or self.local_steps < 1:
+            raise InputError(
+                f"local_steps: {self.local_steps!r} was given; FedBiOAcc needs one whole number from 1 for all clients"
+            )
+        if self.first_batch is not None and (not is_whole(self.first_batch) or self.first_batch < 1):
+            raise InputError(f"first_batch: {self.first_batch!r} was given; a whole number of at least 1 is needed")
+        if not (self.delta > 0 and self.offset > -1):
+            raise InputError(
+                f"delta, offset: {self.delta}, {self.offset} were given; delta > 0 and offset > -1 are needed"
+            )
+        momentum = self.momentum.at(0)
+        largest = max(float(momentum[name]) for name in problem.names) * self.delta**2 / (self.offset + 1) ** (2 / 3)
+        if largest > 1:
+            raise InputError(
+                f"momentum: c alpha^2 is {largest:.4g} at the first iteration; it must be at most 1: "
+                "lower momentum or delta, or raise offset"
+            )
+
+    def init(self, problem: Problem, z: Sequences) -> AccState:
+        return AccState(z, first_round(), m=z.zeros())
+
+    def client(self, problem: Problem, z: Sequences) -> AccClient:
+        return AccClient(z=z.zeros(), m=z.zeros())
+
+    def round(self, state: AccState, cohort: Cohort) -> AccState:
+        z = cohort.project(state.z + cohort.update_mean("iterations", state.z, state.m))
+        m = cohort.mean("momentum_at", z)
+        return state.next(z=z, m=m)
+
+    def iterations(self, client: Client, z: Sequences, m: Sequences) -> tuple[Sequences, AccClient]:
+        """I - 1 whole iterations and the step of the I-th."""
+        m = client.choose(
+            client.round == 0,
+            lambda: client.direction(z, client.sample(client.key, self.first_batch)),
+            lambda: m,
+        )
+
+        def iteration(carry: tuple, k: Any, key: Any) -> tuple:
+            z, m = carry
+            new = z - self.lr.at(client.round) * (m * self.alpha(client, k))
+            return new, self.storm(client, new, z, m, k, key)
+
+        last = self.local_steps - 1
+        z_i, m = client.loop(last, iteration, (z, m))
+        new = z_i - self.lr.at(client.round) * (m * self.alpha(client, last))
+        return new - z, AccClient(z=z_i, m=m)
+
+    def momentum_at(self, client: Client, z: Sequences) -> Sequences:
+        """The momentum of the I-th iteration, at the averaged point."""
+        before = client.state
+        return self.storm(client, z, before.z, before.m, self.local_steps - 1, client.key)
+
+    def storm(self, client: Client, new: Sequences, old: Sequences, m: Sequences, k: Any, key: Any) -> Sequences:
+        """D_i(new; B) + (1 - c alpha_t^2) (m - D_i(old; B)) with one fresh sample B."""
+        sample = client.sample(key)
+        keep = 1 - self.momentum.at(client.round) * self.alpha(client, k) ** 2
+        return client.direction(new, sample) + keep * (m - client.direction(old, sample))
+
+    def alpha(self, client: Client, k: Any) -> Any:
+        """alpha_t at the round's iteration k = 0 .. I - 1."""
+        t = client.round * self.local_steps + k + 1
+        return self.delta / jnp.cbrt(self.offset + t.astype(client.dtype))

@@ -1,0 +1,86 @@
+"""Local descent on a direction field: the client's side of every single-loop method. Imports contracts only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.errors import InputError
+from rookery.federation.client import Client
+from rookery.federation.method import component, static
+from rookery.federation.rates import Rates
+from rookery.federation.steps import Steps, largest_steps
+from rookery.problems.base import Problem
+from rookery.vectors import Sequences
+
+
+@component
+class CoefficientFunction:
+    """a_k as the user's function of (k, client index, round)."""
+
+    function: Callable[[Any, Any, Any], Any] = static()
+
+
+def wrap_coefficients(coefficients: Any) -> Any:
+    """Coefficients as a pytree: a function becomes structure, a table stays traced."""
+    return CoefficientFunction(coefficients) if callable(coefficients) else coefficients
+
+
+def check_coefficients(coefficients: Any, steps: Steps, population: int) -> None:
+    """Refuses a table of coefficients that does not reach every local step."""
+    if coefficients is None or isinstance(coefficients, CoefficientFunction):
+        return
+    table, most = np.asarray(coefficients), largest_steps(steps)
+    if table.ndim not in (1, 2) or (table.ndim == 2 and table.shape[0] != population):
+        raise InputError(
+            f"coefficients: shape {table.shape} was given; a_k as (steps,), a_ik as ({population}, steps), "
+            "or a function of (k, client, round) is needed"
+        )
+    if table.shape[-1] < most:
+        raise InputError(
+            f"coefficients: {table.shape[-1]} were given; a client may take {most} steps, one each is needed"
+        )
+
+
+def check_radius(radius: Any, problem: Problem) -> None:
+    """Refuses a ball for v that is empty, or that has no v."""
+    if radius is not None and not ("v" in problem.shared and radius > 0):
+        raise InputError(
+            f"radius: {radius} was given; a positive number, on a problem with a shared adjoint v, is allowed"
+        )
+
+
+def coefficient(coefficients: Any, client: Client, k: Any) -> Any:
+    """a_k of a client in this round; 1 when there are none."""
+    if coefficients is None:
+        return 1
+    if isinstance(coefficients, CoefficientFunction):
+        return coefficients.function(k, client.index, client.round)
+    table = jnp.asarray(coefficients)
+    return table[k] if table.ndim == 1 else table[client.index, k]
+
+
+def descend(client: Client, z: Sequences, eta: Rates, steps: Any, coefficients: Any = None) -> tuple[Sequences, Any]:
+    """tau_i steps z_i <- z_i - eta a_k D_i(z_i; fresh sample) from z_i = z.
+
+    Gives q_i = sum_k a_k D_i(z_i^k) of the shared sequences, and ||a_i||_1. Since eta is the same in all steps of a
+    round, z_i = z - eta q_i, and q_i alone is carried. Local sequences stay at their last iterate on the client,
+    projected onto their sets after every step.
+    """
+    entered = client.enter(z)
+    local = entered.only(client.own)
+
+    def step(carry: tuple, k: Any, key: Any) -> tuple:
+        q, local, norm = carry
+        a = coefficient(coefficients, client, k)
+        d = client.direction((z - eta * q).merged(local), client.sample(key))
+        local = client.project_local(local - eta * (d.only(client.own) * a))
+        return q + client.shared(d) * a, local, norm + jnp.abs(a)
+
+    first = (z.zeros(), local, jnp.zeros((), client.dtype))
+    q, local, norm = client.loop(steps, step, first)
+    client.leave(z.merged(local))
+    return q, norm

@@ -1,0 +1,20 @@
+"""Datasets, partitions over clients, and federated arrays."""
+
+from rookery.data.datasets import Dataset, digits, synthetic
+from rookery.data.federated import Clients, Split, federate
+from rookery.data.partitions import IID, PARTITIONS, Dirichlet, Partition, Shards, parse
+
+__all__ = [
+    "IID",
+    "PARTITIONS",
+    "Clients",
+    "Dataset",
+    "Dirichlet",
+    "Partition",
+    "Shards",
+    "Split",
+    "digits",
+    "federate",
+    "parse",
+    "synthetic",
+]

@@ -1,0 +1,25 @@
+"""Where a run takes place: compiled on this machine, or client by client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rookery.engines.base import Engine
+from rookery.engines.eager import Eager
+from rookery.engines.local import Local
+from rookery.errors import InputError, unknown
+
+ENGINES = {"local": Local, "eager": Eager}
+
+__all__ = ["ENGINES", "Eager", "Engine", "Local", "find_engine"]
+
+
+def find_engine(engine: Any) -> Engine:
+    """An engine from its name, or the engine itself."""
+    if isinstance(engine, str):
+        if engine not in ENGINES:
+            raise unknown("engine", engine, ENGINES)
+        return ENGINES[engine]()
+    if isinstance(engine, tuple(ENGINES.values())):
+        return engine
+    raise InputError(f"engine: {engine!r} was given; allowed are {', '.join(ENGINES)}, rk.Local(...) and rk.Eager(...)")

@@ -1,0 +1,301 @@
+"""The compiled engine: whole rounds, many at a time, as one XLA program. Imports contracts only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rookery.data.federated import shard
+from rookery.engines.base import Advance, Carry, Inputs, Setup, non_finite
+from rookery.errors import InputError
+from rookery.federation.client import Call, Record, Setting, answer
+from rookery.federation.cohort import Cohort
+from rookery.federation.keys import exchange_key, round_key, sampling_key
+from rookery.federation.ledger import ORACLES, Ledger, Tally, site_of
+from rookery.federation.sampling import Members
+from rookery.vectors import row
+
+
+@dataclass(frozen=True)
+class Local:
+    """Runs everything on this machine as one compiled program.
+
+    Args:
+      at_once: how many clients of a cohort are computed side by side (`vmap`); the rest follow in a loop. None: one
+        by one on a CPU, which is faster there, and all at once on an accelerator.
+    """
+
+    at_once: int | None = None
+
+    def open(self, setup: Setup, ledger: Ledger) -> LocalSession:
+        return LocalSession(self.program(setup), setup, ledger)
+
+    def program(self, setup: Setup) -> Program:
+        """The program that runs a setup."""
+        if self.at_once is not None and self.at_once < 1:
+            raise InputError(f"at_once: {self.at_once} was given; at least 1 is needed")
+        default = 1 if jax.default_backend() == "cpu" else setup.setting.population
+        return Program(setup.setting, self.at_once or default)
+
+
+@dataclass(frozen=True)
+class Program:
+    """The static side of a compiled run: two equal programs share one compilation."""
+
+    setting: Setting
+    at_once: int
+
+    def round(self, inputs: Inputs, carry: Carry) -> tuple[Carry, Tally, jax.Array]:
+        """One round as a pure function: the new carry, what it cost, and whether everything is still finite."""
+        key = round_key(inputs.key, carry.state.round)
+        members = self._members(inputs, key)
+        trace = _Trace(self, inputs, carry, key)
+        state = inputs.method.round(carry.state, CompiledCohort(trace, members))
+        if inputs.sampling.may_be_empty:
+            happened = members.present > 0
+            state = jax.tree.map(partial(jnp.where, happened), state, carry.state.next())
+        return Carry(state, trace.records), trace.tally, trace.finite & _all_finite(state)
+
+    def start(self, inputs: Inputs, carry: Carry) -> tuple[Carry, Tally]:
+        """What a method does once, before the first round; it has a key of its own, that of round -1."""
+        key = round_key(inputs.key, jnp.uint32(2**32 - 2))
+        trace = _Trace(self, inputs, carry, key)
+        state = inputs.method.start(carry.state, CompiledCohort(trace, self._members(inputs, key)))
+        return Carry(state, trace.records), trace.tally
+
+    def _members(self, inputs: Inputs, key: jax.Array) -> Members:
+        return inputs.sampling.members(sampling_key(key), self.setting.population, self.setting.dtype)
+
+    def advance(self, inputs: Inputs, carry: Carry, rounds: Any) -> tuple[Carry, Tally, jax.Array, jax.Array]:
+        """Up to `rounds` rounds; ends early after the first one that leaves something that is not finite.
+
+        Gives the carry, what it cost, the number of rounds run, and whether the last one was finite.
+        """
+        once = jax.jit(self.round)  # so that the shapes below and the loop share one trace
+        _, tally, _ = jax.eval_shape(once, inputs, carry)
+
+        def body(loop: tuple) -> tuple:
+            carry, total, done, _ = loop
+            carry, tally, finite = once(inputs, carry)
+            return carry, _sum(total, tally), done + 1, finite
+
+        first = (carry, _zeros(tally), jnp.zeros((), jnp.int32), jnp.ones((), bool))
+        return jax.lax.while_loop(lambda loop: (loop[2] < rounds) & loop[3], body, first)
+
+
+@partial(jax.jit, static_argnums=0)
+def advance(program: Program, inputs: Inputs, carry: Carry, rounds: Any) -> tuple:
+    """The compiled form of `Program.advance`, cached over runs."""
+    return program.advance(inputs, carry, rounds)
+
+
+@partial(jax.jit, static_argnums=0)
+def start(program: Program, inputs: Inputs, carry: Carry) -> tuple:
+    """The compiled form of `Program.start`."""
+    return program.start(inputs, carry)
+
+
+class LocalSession:
+    """A run in progress: its carry stays on the device between calls."""
+
+    def __init__(self, program: Program, setup: Setup, ledger: Ledger):
+        self.program = program
+        self.inputs: Inputs = jax.device_put(setup.inputs)
+        self.carry: Carry = jax.device_put(setup.carry)
+        self.ledger = ledger
+
+    def start(self) -> None:
+        self.carry, tally = start(self.program, self.inputs, self.carry)
+        self.ledger.add_tally(jax.device_get(tally))
+
+    def advance(self, rounds: int) -> Advance:
+        before = self.carry
+        carry, tally, done, finite = advance(self.program, self.inputs, before, jnp.int32(rounds))
+        if bool(finite):
+            self.carry = carry
+            self.ledger.add_tally(jax.device_get(tally))
+            return Advance(int(done))
+        # The rounds are a function of the carry, so the last good one is had by going there again: that costs time
+        # once in a diverging run, and no copy of the clients' states in all the others.
+        good = int(done) - 1
+        self.carry, tally, _, _ = advance(self.program, self.inputs, before, jnp.int32(good))
+        self.ledger.add_tally(jax.device_get(tally))
+        return Advance(good, non_finite(carry))
+
+
+class _Trace:
+    """What one round builds up while its program is traced."""
+
+    def __init__(self, program: Program, inputs: Inputs, carry: Carry, key: jax.Array):
+        self.program = program
+        self.inputs = inputs
+        self.round = carry.state.round
+        self.key = key
+        self.records = carry.records
+        self.exchanges: Any = jnp.zeros((), jnp.int32)
+        self.tally = Tally()
+        self.finite: Any = jnp.ones((), bool)
+
+
+class CompiledCohort(Cohort):
+    """A cohort whose exchanges become loops or batched computations inside the program that is being traced."""
+
+    def __init__(self, trace: _Trace, members: Members):
+        self._trace = trace
+        self.problem = trace.program.setting.problem
+        self.members = members
+        self.weights = trace.inputs.weights[members.index]
+        self.round_key = trace.key
+
+    @property
+    def population(self) -> int:
+        return self._trace.program.setting.population
+
+    def repeat(self, times: Any, body: Callable[[Cohort, Any, Any], Any], carry: Any) -> Any:
+        trace = self._trace
+        outside = trace.tally
+
+        def once(t: Any, carry: Any, exchanges: Any, records: Record, finite: Any) -> tuple:
+            trace.exchanges, trace.records, trace.finite, trace.tally = exchanges, records, finite, Tally()
+            carry = body(self, t, carry)
+            return carry, trace.exchanges, trace.records, trace.finite, trace.tally
+
+        first = (carry, trace.exchanges, trace.records, trace.finite)
+        total = _zeros(jax.eval_shape(once, jnp.zeros((), jnp.int32), *first)[-1])
+
+        def loop(t: Any, inner: tuple) -> tuple:
+            *state, total = inner
+            *state, tally = once(t, *state)
+            return (*state, _sum(total, tally))
+
+        carry, trace.exchanges, trace.records, trace.finite, total = jax.lax.fori_loop(0, times, loop, (*first, total))
+        trace.tally = outside
+        trace.tally.merge(total)
+        return carry
+
+    def _with(self, members: Members) -> CompiledCohort:
+        return CompiledCohort(self._trace, members)
+
+    def _tick(self) -> Any:
+        number = self._trace.exchanges
+        self._trace.exchanges = number + 1
+        return number
+
+    def _exchange(self, phase: str, message: tuple, factors: jax.Array, update: bool) -> Any:
+        trace, members = self._trace, self.members
+        setting, inputs = trace.program.setting, trace.inputs
+        key = exchange_key(trace.key, self._tick())
+        touched = False
+
+        def one(index: Any, weight: Any, probability: Any) -> tuple:
+            """What the client of one slot answers: its reply, its new record, its oracle calls."""
+            nonlocal touched
+            call = Call(index, weight, probability, trace.round, trace.key, key)
+            record = row(trace.records, index)
+            own = shard(inputs.levels, index)
+            result, touched = answer(setting, inputs.method, phase, update, own, call, record, message)
+            return result.reply, result.record, result.oracles
+
+        slots = (members.index, self.weights, members.expected)
+        reply, _, _ = jax.eval_shape(one, *(leaf[0] for leaf in slots))
+        share = jax.eval_shape(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) * factors[0], reply))
+        sums = _Sums(
+            total=_zeros(share),
+            oracles=Tally({name: jnp.zeros(2, jnp.int32) for name in ORACLES}),
+            records=trace.records if touched else Record((), ()),  # type: ignore[arg-type]
+            finite=trace.finite,
+        )
+        at_once = min(trace.program.at_once, members.index.shape[0])
+        sums = _over_slots(one, slots, factors, members, at_once, sums)
+        if touched:
+            trace.records, trace.finite = sums.records, sums.finite
+        trace.tally.exchange(site_of(phase, message, reply), members.present > 0, members.present)
+        trace.tally.merge(sums.oracles)
+        return sums.total
+
+
+class _Sums(NamedTuple):
+    """What an exchange adds up over its slots; `records` is empty when no client's record changes."""
+
+    total: Any
+    oracles: Tally
+    records: Record
+    finite: jax.Array
+
+
+def _over_slots(
+    one: Callable[..., tuple], slots: tuple, factors: jax.Array, members: Members, at_once: int, sums: _Sums
+) -> _Sums:
+    """Adds up `one` over the filled slots, `at_once` of them side by side."""
+    count = factors.shape[0]
+
+    def single(slot: Any, sums: _Sums) -> _Sums:
+        index, filled = members.index[slot], members.count[slot] > 0
+        reply, record, calls = one(*(leaf[slot] for leaf in slots))
+        # An unfilled slot's reply may be anything: it is dropped, not multiplied by 0.
+        add = lambda total, leaf: total + jnp.where(filled, leaf * factors[slot], 0)
+        write = lambda old, row: old.at[index].set(jnp.where(filled, row, old[index]))
+        return _Sums(
+            total=jax.tree.map(add, sums.total, reply),
+            oracles=_counted(sums.oracles, jnp.where(filled, calls, 0)),
+            records=jax.tree.map(write, sums.records, record) if _kept(sums) else sums.records,
+            finite=sums.finite & _all_finite(record),
+        )
+
+    def block(number: Any, sums: _Sums) -> _Sums:
+        # The last block may be short: its places past the end read the last slot again and do not count.
+        place = number * at_once + jnp.arange(at_once, dtype=jnp.int32)
+        slot = jnp.minimum(place, count - 1)
+        index, filled = members.index[slot], (members.count[slot] > 0) & (place < count)
+        reply, record, calls = jax.vmap(one)(*(leaf[slot] for leaf in slots))
+
+        def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
+            heard = jnp.where(jnp.expand_dims(filled, range(1, leaf.ndim)), leaf, 0)
+            # A product with the factors: a sum over the leading axis is many times slower on a CPU.
+            return total + jnp.tensordot(factors[slot], heard.astype(factors.dtype), axes=1)
+
+        write = lambda old, rows: old.at[jnp.where(filled, index, old.shape[0])].set(rows, mode="drop")
+        return _Sums(
+            total=jax.tree.map(add, sums.total, reply),
+            oracles=_counted(sums.oracles, jnp.sum(jnp.where(filled[:, None], calls, 0), axis=0)),
+            records=jax.tree.map(write, sums.records, record) if _kept(sums) else sums.records,
+            finite=sums.finite & _all_finite(record),
+        )
+
+    if at_once == 1 and count > 1:
+        return jax.lax.fori_loop(0, members.present, single, sums)
+    if at_once >= count:
+        return (single if count == 1 else block)(jnp.zeros((), jnp.int32), sums)
+    return jax.lax.fori_loop(0, (members.present + at_once - 1) // at_once, block, sums)
+
+
+def _kept(sums: _Sums) -> bool:
+    return bool(jax.tree.leaves(sums.records))
+
+
+def _counted(oracles: Tally, calls: jax.Array) -> Tally:
+    oracles = Tally(oracles.counters)
+    for number, name in enumerate(ORACLES):
+        oracles.count(name, calls[number])
+    return oracles
+
+
+def _sum(total: Tally, tally: Tally) -> Tally:
+    total = Tally(total.counters)
+    total.merge(tally)
+    return total
+
+
+def _zeros(shapes: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def _all_finite(tree: Any) -> jax.Array:
+    """Whether every float of a tree is finite."""
+    flags = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.stack(flags)) if flags else jnp.ones((), bool)

@@ -1,0 +1,26 @@
+"""The one exception for a user's mistakes, and the sentence it is made of. Imports nothing of rookery."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Bad input: one sentence that names the argument, what was given and what is allowed."""
+
+
+class DivergenceWarning(UserWarning):
+    """A run met a non-finite state and stopped; the result keeps the last good one."""
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str:
+    """`" (did you mean 'simfbo'?)"`, or nothing when no allowed word is near."""
+    matches = difflib.get_close_matches(given, list(allowed), n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def unknown(argument: str, given: str, allowed: Iterable[str]) -> InputError:
+    """The error for a name that is not one of the allowed ones, with the nearest suggested."""
+    allowed = list(allowed)
+    return InputError(f"{argument}: {given!r} is not known{nearest(given, allowed)}; allowed are {', '.join(allowed)}")

@@ -1,0 +1,1 @@
+"""Contracts between server programs and clients: cohort, client, sampling, steps, rates, ledger, wire."""

@@ -1,0 +1,286 @@
+"""The client as a phase sees it: its oracles, its loop, what it keeps. Imports problems, data and contracts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.data.federated import Batch, Shard
+from rookery.errors import InputError
+from rookery.federation.keys import client_key, steps_key
+from rookery.federation.ledger import ORACLES
+from rookery.federation.method import find_phase
+from rookery.federation.steps import Steps, draw_steps
+from rookery.problems.base import Problem
+from rookery.vectors import Sequences, Vector
+
+_LOOP = 2**31 - 1  # the keys of a loop's steps and those of a phase's own samples never meet
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is fixed about a run for all its clients: static, hashable, part of the compiled program."""
+
+    problem: Problem
+    population: int
+    batch: tuple[tuple[str, int | None], ...]  # level -> minibatch size, None: all examples
+    capacity: tuple[tuple[str, int], ...]  # level -> the largest client's number of examples
+    precision: str
+
+    @property
+    def dtype(self) -> Any:
+        return np.dtype(self.precision)
+
+
+class Call(NamedTuple):
+    """The facts of one exchange that reach one client beside the message."""
+
+    index: Any
+    weight: Any  # p_i
+    probability: Any  # pi_i, the expected number of times it is drawn in a round
+    round: Any
+    round_key: Any
+    exchange_key: Any
+
+
+class Record(NamedTuple):
+    """What a client keeps between exchanges: its local sequences, and its state of the method."""
+
+    local: Sequences
+    state: Any
+
+
+class Answer(NamedTuple):
+    """What comes of a phase: the reply, the client's new record, and its oracle calls, in the order of ORACLES."""
+
+    reply: Any
+    record: Record
+    oracles: jax.Array
+
+
+class Sample:
+    """One draw of minibatches: "the same sample" is the same object. Positions among the client's own examples."""
+
+    def __init__(self, index: Mapping[str, jax.Array | None]):
+        self.index = dict(index)
+
+
+jax.tree_util.register_pytree_node(
+    Sample,
+    lambda sample: (tuple(sample.index.values()), tuple(sample.index)),
+    lambda names, children: Sample(dict(zip(names, children))),
+)
+
+
+class Client:
+    """One client in one exchange. Phases use it and nothing else to reach data and state."""
+
+    def __init__(self, setting: Setting, shard: Shard, call: Call, record: Record):
+        self._setting = setting
+        self._problem: Any = setting.problem
+        self._shard = shard
+        self._call = call
+        self._local = record.local
+        self._oracles = jnp.zeros(len(ORACLES), jnp.int32)
+        self.moved_local = False  # whether `leave` has been called on a problem with local sequences
+        self.state = record.state
+        self.key = client_key(call.exchange_key, call.index)
+
+    # Who it is.
+
+    @property
+    def index(self) -> Any:
+        """i, its place among all clients."""
+        return self._call.index
+
+    @property
+    def weight(self) -> Any:
+        """p_i."""
+        return self._call.weight
+
+    @property
+    def probability(self) -> Any:
+        """pi_i, its inclusion probability (drawn with replacement: its expected number of draws)."""
+        return self._call.probability
+
+    @property
+    def size(self) -> jax.Array:
+        """Its number of examples."""
+        return self._shard.size
+
+    @property
+    def round(self) -> Any:
+        """The number of the round, from 0."""
+        return self._call.round
+
+    @property
+    def dtype(self) -> Any:
+        """The run's floating-point type."""
+        return self._setting.dtype
+
+    # Sequences.
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The names of the sequences that stay on this client."""
+        return self._problem.local
+
+    def enter(self, z: Sequences) -> Sequences:
+        """The shared sequences together with this client's own."""
+        together = z.merged(self._local)
+        return Sequences({name: together[name] for name in self._problem.names if name in together})
+
+    def leave(self, z: Sequences) -> Sequences:
+        """Keeps the local sequences of z on this client and gives back the shared ones."""
+        if self._local.names:
+            self._local = z.only(self._local.names)
+            self.moved_local = True
+        return self.shared(z)
+
+    def shared(self, z: Sequences) -> Sequences:
+        """The shared sequences of z."""
+        return z.only(self._problem.shared)
+
+    def project_local(self, z: Sequences) -> Sequences:
+        """z with its local sequences projected onto their sets; the server projects the shared ones."""
+        return project(self._problem, z, self._problem.local)
+
+    # Oracles: each counts itself.
+
+    def sample(self, key: jax.Array, size: int | None = None) -> Sample:
+        """A fresh draw of the minibatches that a direction needs, uniform with replacement; all examples of the
+        client where the run has no batch size. `size` overrides the run's."""
+        index: dict[str, jax.Array | None] = {}
+        batch = dict(self._setting.batch)
+        for number, (name, level) in enumerate(self._problem.draws.items()):
+            own = self._shard.level(level).size
+            count = batch[level] if size is None else size
+            self._count(samples=own if count is None else count)
+            if count is None:
+                index[name] = None
+            else:
+                fresh = jax.random.fold_in(key, number)
+                index[name] = jax.random.randint(fresh, (count,), 0, own, dtype=jnp.int32)
+        return Sample(index)
+
+    def direction(self, z: Sequences, sample: Sample) -> Sequences:
+        """D_i(z; sample)."""
+        self._count(**self._problem.oracles)
+        return Sequences.of(self._problem.direction(z.trees(), self._batches(sample)))
+
+    def lower_grad(self, x: Vector, y: Vector, sample: Sample) -> Vector:
+        """grad_y g_i(x, y)."""
+        self._count(gradients=1)
+        return Vector(self._problem.lower_grad(x.tree, y.tree, self._batch("lower", sample)))
+
+    def hvp(self, x: Vector, y: Vector, v: Vector, sample: Sample) -> Vector:
+        """(d2 g_i/dy2)(x, y) v."""
+        self._count(hvps=1)
+        return Vector(self._problem.hvp(x.tree, y.tree, v.tree, self._batch("lower", sample)))
+
+    def cross(self, x: Vector, y: Vector, v: Vector, sample: Sample) -> Vector:
+        """(d2 g_i/dx dy)(x, y) v, shaped like x."""
+        self._count(crosses=1)
+        return Vector(self._problem.cross(x.tree, y.tree, v.tree, self._batch("lower", sample)))
+
+    def upper_grad_x(self, x: Vector, y: Vector, sample: Sample) -> Vector:
+        """grad_x f_i(x, y)."""
+        self._count(gradients=1)
+        return Vector(self._problem.upper_grad_x(x.tree, y.tree, self._batch("upper", sample)))
+
+    def upper_grad_y(self, x: Vector, y: Vector, sample: Sample) -> Vector:
+        """grad_y f_i(x, y)."""
+        self._count(gradients=1)
+        return Vector(self._problem.upper_grad_y(x.tree, y.tree, self._batch("upper", sample)))
+
+    # Work.
+
+    def steps(self, steps: Steps) -> jax.Array:
+        """tau_i, this client's number of local steps in this round."""
+        return draw_steps(steps, self.index, steps_key(self._call.round_key, self.index))
+
+    def loop(self, steps: Any, step: Callable[[Any, Any, jax.Array], Any], carry: Any) -> Any:
+        """`carry = step(carry, k, key)` for k = 0 .. steps - 1, with a fresh key in each."""
+        fresh = jax.random.fold_in(self.key, _LOOP)
+
+        def body(k: Any, inner: tuple) -> tuple:
+            carry, self._oracles = inner
+            carry = step(carry, k, jax.random.fold_in(fresh, k))
+            return carry, self._oracles
+
+        carry, self._oracles = jax.lax.fori_loop(0, steps, body, (carry, self._oracles))
+        return carry
+
+    def choose(self, flag: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """`then()` or `otherwise()`, whichever the traced flag says: only that one is run and counted."""
+        before = self._oracles
+
+        def counted(branch: Callable[[], Any]) -> Callable[[], tuple]:
+            def run() -> tuple:
+                self._oracles = before
+                return branch(), self._oracles
+
+            return run
+
+        result, self._oracles = jax.lax.cond(flag, counted(then), counted(otherwise))
+        return result
+
+    def _batch(self, name: str, sample: Sample) -> Batch:
+        level = self._problem.draws[name]
+        capacity = dict(self._setting.capacity)[level]
+        return self._shard.batch(level, sample.index[name], capacity, self._setting.dtype)
+
+    def _batches(self, sample: Sample) -> dict[str, Batch]:
+        return {name: self._batch(name, sample) for name in self._problem.draws}
+
+    def _count(self, **calls: Any) -> None:
+        self._oracles = self._oracles + jnp.stack([jnp.asarray(calls.get(name, 0), jnp.int32) for name in ORACLES])
+
+    def _answer(self, reply: Any) -> Answer:
+        return Answer(reply, Record(self._local, self.state), self._oracles)
+
+
+def answer(
+    setting: Setting,
+    program: Any,
+    phase: str,
+    update: bool,
+    shard: Shard,
+    call: Call,
+    record: Record,
+    message: tuple,
+) -> tuple[Answer, bool]:
+    """Runs a phase at a client; every engine goes through here. Also says whether the client's record may change."""
+    client = Client(setting, shard, call, record)
+    reply = find_phase(program, phase)(client, *message)
+    if update:
+        if not (isinstance(reply, tuple) and len(reply) == 2):
+            raise InputError(
+                f"phase {phase!r}: an update form needs (reply, new client state), not {type(reply).__name__}"
+            )
+        reply, client.state = reply
+    _refuse_local(setting.problem, phase, reply)
+    return client._answer(reply), update or client.moved_local
+
+
+def _refuse_local(problem: Problem, phase: str, reply: Any) -> None:
+    """A local sequence never leaves its client."""
+    for part in jax.tree.leaves(reply, is_leaf=lambda node: isinstance(node, Sequences)):
+        if isinstance(part, Sequences):
+            leaked = [name for name in part.names if name in problem.local]
+            if leaked:
+                raise InputError(
+                    f"phase {phase!r}: its reply holds {', '.join(leaked)}, which stay on their clients; "
+                    "reply with client.leave(z) or client.shared(z)"
+                )
+
+
+def project(problem: Problem, z: Sequences, names: tuple[str, ...]) -> Sequences:
+    """z with those of the named sequences that have a set projected onto it."""
+    sets = problem.sets
+    return z.map(lambda name, v: Vector(sets[name].project(v.tree)) if name in sets and name in names else v)

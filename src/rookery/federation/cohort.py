@@ -1,0 +1,114 @@
+"""The cohort contract: the only way a server program reaches clients. Imports contracts only."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.federation.client import project
+from rookery.federation.keys import select_key, server_key
+from rookery.federation.sampling import Members
+from rookery.problems.base import Problem
+from rookery.vectors import Sequences
+
+
+class Cohort(ABC):
+    """The clients of a round. Each call of sum, mean or average is one exchange: the message goes to every client of
+    the cohort, the phase runs there, and the replies r_i come back aggregated. With k_i = 1 for a client drawn once:
+
+        sum      sum_C k_i p_i r_i
+        mean     sum_C k_i (p_i / pi_i) r_i               unbiased: for directions and differences
+        average  sum_C k_i p_i r_i / sum_C k_i p_i        normalised
+
+    The `update_` forms are for phases that return `(reply, new client state)`.
+    """
+
+    problem: Problem
+    members: Members
+    weights: jax.Array  # p_i of the members
+    round_key: jax.Array
+
+    def sum(self, phase: str, *message: Any) -> Any:
+        """One exchange; the weighted sum of the replies."""
+        return self._exchange(phase, message, self._share, update=False)
+
+    def mean(self, phase: str, *message: Any) -> Any:
+        """One exchange; the unbiased mean of the replies."""
+        return self._exchange(phase, message, self._share / self.members.expected, update=False)
+
+    def average(self, phase: str, *message: Any) -> Any:
+        """One exchange; the normalised mean of the replies."""
+        return self._exchange(phase, message, self._normalised, update=False)
+
+    def update_sum(self, phase: str, *message: Any) -> Any:
+        """As `sum`, keeping the clients' new states."""
+        return self._exchange(phase, message, self._share, update=True)
+
+    def update_mean(self, phase: str, *message: Any) -> Any:
+        """As `mean`, keeping the clients' new states."""
+        return self._exchange(phase, message, self._share / self.members.expected, update=True)
+
+    def update_average(self, phase: str, *message: Any) -> Any:
+        """As `average`, keeping the clients' new states."""
+        return self._exchange(phase, message, self._normalised, update=True)
+
+    @property
+    def size(self) -> jax.Array:
+        """The number of clients in the cohort."""
+        return self.members.present
+
+    @property
+    def weight(self) -> jax.Array:
+        """sum_C k_i p_i, which the server knows without asking; 1 for an empty cohort, so that it divides."""
+        total = jnp.sum(self._share)
+        return jnp.where(total > 0, total, 1)
+
+    @property
+    @abstractmethod
+    def population(self) -> int:
+        """The number of clients in all."""
+
+    @property
+    def key(self) -> jax.Array:
+        """For the server program's own draws in this round."""
+        return server_key(self.round_key)
+
+    def project(self, z: Sequences) -> Sequences:
+        """z with its shared sequences projected onto the problem's sets."""
+        return project(self.problem, z, self.problem.shared)
+
+    def select(self, size: int) -> Cohort:
+        """Some of the cohort, uniformly without replacement; its means stay unbiased."""
+        return self._with(self.members.select(size, select_key(self.round_key, self._tick())))
+
+    def when(self, flag: Any) -> Cohort:
+        """This cohort or, when the flag is false, an empty one: no exchange takes place, its sums are 0."""
+        return self._with(self.members.when(flag))
+
+    @abstractmethod
+    def repeat(self, times: Any, body: Callable[[Cohort, Any, Any], Any], carry: Any) -> Any:
+        """`carry = body(cohort, t, carry)` for t = 0 .. times - 1, with exchanges inside."""
+
+    @property
+    def _share(self) -> jax.Array:
+        return self.members.count * self.weights
+
+    @property
+    def _normalised(self) -> jax.Array:
+        return self._share / self.weight
+
+    @abstractmethod
+    def _with(self, members: Members) -> Cohort:
+        """A cohort of other members in the same round."""
+
+    @abstractmethod
+    def _tick(self) -> Any:
+        """The number of the next exchange of this round, which is then taken."""
+
+    @abstractmethod
+    def _exchange(self, phase: str, message: tuple, factors: jax.Array, update: bool) -> Any:
+        """Sends, runs, aggregates and counts: the one primitive."""

@@ -1,0 +1,61 @@
+"""Where randomness comes from: key of the run -> round -> exchange counter -> client index. Imports nothing.
+
+Every draw of a run is a function of these, so it is the same on every engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+_SAMPLING, _EXCHANGE, _STEPS, _SELECT, _SERVER = range(5)
+
+
+def run_key(seed: Any) -> jax.Array:
+    """The key of a run."""
+    return jax.random.key(seed)
+
+
+def start_key(run: jax.Array, index: Any) -> jax.Array:
+    """For initial values: index 0 for the shared ones, i + 1 for those of client i."""
+    return jax.random.fold_in(jax.random.fold_in(run, 2**32 - 1), index)
+
+
+def round_key(run: jax.Array, number: Any) -> jax.Array:
+    """The key of round 0, 1, ... of a run."""
+    return jax.random.fold_in(run, number)
+
+
+def _domain(key: jax.Array, domain: int, number: Any) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(key, domain), number)
+
+
+def sampling_key(round: jax.Array) -> jax.Array:
+    """For drawing the cohort."""
+    return _domain(round, _SAMPLING, 0)
+
+
+def exchange_key(round: jax.Array, exchange: Any) -> jax.Array:
+    """For one exchange; a client folds in its index."""
+    return _domain(round, _EXCHANGE, exchange)
+
+
+def client_key(exchange: jax.Array, index: Any) -> jax.Array:
+    """For one client in one exchange."""
+    return jax.random.fold_in(exchange, index)
+
+
+def steps_key(round: jax.Array, index: Any) -> jax.Array:
+    """For a client's number of local steps: the same in all exchanges of a round."""
+    return _domain(round, _STEPS, index)
+
+
+def select_key(round: jax.Array, exchange: Any) -> jax.Array:
+    """For picking some of a cohort."""
+    return _domain(round, _SELECT, exchange)
+
+
+def server_key(round: jax.Array) -> jax.Array:
+    """For the server program's own draws."""
+    return _domain(round, _SERVER, 0)

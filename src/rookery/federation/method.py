@@ -1,0 +1,171 @@
+"""The method contract: a straight-line server program and the client phases it names. Imports contracts only.
+
+A method is a frozen dataclass made with `@method`. Its numbers are leaves of a pytree, so they are traced: changing
+one never recompiles. Fields made with `static(...)` are structure. It has
+
+    init(problem, z)            the server's state before the first round, from the initial shared sequences
+    client(problem, z)          the state of one client, () when it keeps none; z holds its local sequences too
+    start(state, cohort)        optional: once before the first round
+    round(state, cohort)        one round; reaches clients only through the cohort
+    <phase>(client, *message)   a client phase, found by its name: runs where the data is
+
+`rounds` of a method without clients' state need no `client`, and most need no `start`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+
+from rookery.errors import InputError
+from rookery.federation.rates import Rates
+from rookery.federation.steps import Steps, check_steps
+from rookery.problems.base import Problem
+from rookery.vectors import Sequences
+
+T = TypeVar("T")
+
+
+def static(*, default: Any = dataclasses.MISSING) -> Any:
+    """A field that is part of a method's structure: changing it makes another program."""
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+def _no_client_state(self: Any, problem: Problem, z: Sequences) -> tuple:
+    return ()
+
+
+def _no_start(self: Any, state: Any, cohort: Any) -> Any:
+    return state
+
+
+def _plain_state(self: Any, problem: Problem, z: Sequences) -> State:
+    return State(z, first_round())
+
+
+def _nothing_to_check(self: Any, problem: Problem, population: int) -> None:
+    return None
+
+
+_DEFAULTS = {
+    "init": _plain_state,
+    "client": _no_client_state,
+    "start": _no_start,
+    "check": _nothing_to_check,
+    "scopes": ("shared", "local"),
+}
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+def method(cls: type[T]) -> type[T]:
+    """Makes a method of a class: a frozen dataclass, a pytree, with what it leaves out filled in."""
+    for name, default in _DEFAULTS.items():
+        if name not in vars(cls):
+            setattr(cls, name, default)
+    if "round" not in vars(cls):
+        raise InputError(f"{cls.__name__}: a method needs round(self, state, cohort)")
+    return component(cls)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+def component(cls: type[T]) -> type[T]:
+    """Makes a piece that methods share of a class: as `method`, without a program of its own."""
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The server's state: the shared sequences and the number of rounds done. Methods that keep more extend it."""
+
+    z: Sequences
+    round: Any
+
+    def next(self: StateT, **changes: Any) -> StateT:
+        """The state after this round, with what has changed."""
+        return dataclasses.replace(self, round=self.round + 1, **changes)
+
+
+StateT = TypeVar("StateT", bound=State)
+
+
+def first_round() -> jax.Array:
+    """The round counter of a run that has not begun."""
+    return jnp.zeros((), jnp.int32)
+
+
+def find_phase(program: Any, name: Any) -> Callable[..., Any]:
+    """The client phase of a method by its dotted name ("steps", "lower.correct")."""
+    if not isinstance(name, str):
+        raise InputError(
+            f"phase: {name!r} was given; a phase is named, so that a client elsewhere can find it on its own copy of "
+            "the method: pass the method's name as a string"
+        )
+    owner = program
+    for part in name.split("."):
+        if not hasattr(type(owner), part) and part not in getattr(owner, "__dataclass_fields__", {}):
+            raise InputError(f"phase: {type(program).__name__} has no phase {name!r}")
+        owner = getattr(owner, part)
+    return owner
+
+
+def has_start(program: Any) -> bool:
+    """Whether a method does something once before its first round."""
+    return type(program).start is not _no_start
+
+
+def bind(program: T, problem: Problem, population: int) -> T:
+    """The method made ready for a problem: plain numbers become rates, and every field is checked, on the host."""
+    owner: Any = program
+    local = [name for name in problem.local if "local" not in owner.scopes]
+    if local:
+        raise InputError(
+            f"{type(program).__name__}: it needs every sequence shared, and {', '.join(local)} of this "
+            f"{problem.kind} problem stay local; SimFBO and FedBiO keep local sequences on their clients"
+        )
+    changes = {}
+    for field in dataclasses.fields(owner):
+        value = getattr(owner, field.name)
+        declared = str(field.type)  # a string or a type, as the method's module has it
+        if re.search(r"\bRates\b", declared):
+            changes[field.name] = _rates(field.name, value, declared, problem)
+        elif re.search(r"Steps\b", declared):
+            check_steps(field.name, value, population)
+        elif declared.startswith("float") and value is not None:
+            Rates(value).check(field.name, ())
+    bound: Any = dataclasses.replace(owner, **changes)
+    bound.check(problem, population)
+    return bound
+
+
+def _rates(argument: str, value: Any, declared: str, problem: Problem) -> Any:
+    if value is None and "None" in declared:
+        return None
+    if not isinstance(value, Rates):
+        if len(problem.names) > 1:
+            raise InputError(
+                f"{argument}: {value!r} was given and this problem has {', '.join(problem.names)}; "
+                f"use rk.Rates({value!r}) for one rate in all of them"
+            )
+        value = Rates(value)
+    value.check(argument, problem.names)
+    return value
+
+
+__all__ = [
+    "Rates",
+    "State",
+    "Steps",
+    "bind",
+    "component",
+    "find_phase",
+    "first_round",
+    "has_start",
+    "method",
+    "static",
+]

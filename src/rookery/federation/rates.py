@@ -1,0 +1,106 @@
+"""Step sizes by sequence: numbers or schedules, one for all or one each. Imports vectors and errors."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import DictKey, register_pytree_with_keys_class
+
+from rookery.errors import InputError, nearest
+from rookery.vectors import Scalar, Sequences
+
+_DEFAULT = "default"
+
+
+@register_pytree_with_keys_class
+class Rates:
+    """One number per sequence, each a number or a schedule (a function of the traced round or iteration).
+
+    `Rates(0.05)` is one number for all sequences, `Rates(x=0.1, y=0.2, v=0.2)` one each, `Rates(0.05, x=0.01)` a
+    default with exceptions. Numbers are traced: changing one does not recompile; a schedule is part of the program.
+
+    >>> Rates(0.05, x=0.01)["x"], Rates(0.05, x=0.01)["y"]
+    (0.01, 0.05)
+    """
+
+    __slots__ = ("_entries",)
+    __array_ufunc__ = None
+
+    def __init__(self, default: Any = None, /, **entries: Any):
+        named = {} if default is None else {_DEFAULT: default}
+        self._entries: dict[str, Any] = named | entries
+
+    def __getitem__(self, name: str) -> Any:
+        return self._entries[name] if name in self._entries else self._entries[_DEFAULT]
+
+    def replace(self, **entries: Any) -> Rates:
+        """These rates with some entries set; `default` is the one for all other sequences."""
+        return Rates._from(self._entries | entries)
+
+    def at(self, time: Scalar) -> Rates:
+        """The numbers at a round or iteration: schedules are called with it."""
+        return self.map(lambda rate: rate(time) if callable(rate) else rate)
+
+    def map(self, function: Callable[[Any], Any]) -> Rates:
+        """Every entry sent through a function."""
+        return Rates._from({name: function(rate) for name, rate in self._entries.items()})
+
+    def __mul__(self, other: Any) -> Any:
+        """Times a point: sequence by sequence. Times a number: every rate."""
+        if isinstance(other, Sequences):
+            return other.map(lambda name, vector: vector * self[name])
+        return self.map(lambda rate: rate * other)
+
+    __rmul__ = __mul__
+
+    def __rsub__(self, number: Scalar) -> Rates:
+        return self.map(lambda rate: number - rate)
+
+    def check(self, argument: str, names: Iterable[str]) -> None:
+        """Refuses names that the problem does not have, sequences without a rate, and rates that are no numbers."""
+        names = tuple(names)
+        for name, rate in self._entries.items():
+            if name != _DEFAULT and name not in names:
+                raise InputError(
+                    f"{argument}: there is no sequence {name!r}{nearest(name, names)}; "
+                    f"this problem has {', '.join(names)}"
+                )
+            if not callable(rate) and not _is_finite_number(rate):
+                raise InputError(f"{argument}.{name}: {rate!r} was given; a finite number or a schedule is needed")
+        missing = [name for name in names if name not in self._entries]
+        if _DEFAULT not in self._entries and missing:
+            raise InputError(
+                f"{argument}: no rate for {', '.join(missing)}; give one each, or a default as in rk.Rates(0.1, x=0.01)"
+            )
+
+    def __repr__(self) -> str:
+        shown = [str(v) if k == _DEFAULT else f"{k}={v}" for k, v in self._entries.items()]
+        return f"Rates({', '.join(shown)})"
+
+    @classmethod
+    def _from(cls, entries: dict[str, Any]) -> Rates:
+        rates = cls()
+        rates._entries = entries
+        return rates
+
+    def tree_flatten_with_keys(self):
+        names = tuple(sorted(self._entries))
+        schedules = tuple((name, self._entries[name]) for name in names if callable(self._entries[name]))
+        traced = tuple(name for name in names if not callable(self._entries[name]))
+        return tuple((DictKey(name), self._entries[name]) for name in traced), (traced, schedules)
+
+    @classmethod
+    def tree_unflatten(cls, structure, children):
+        traced, schedules = structure
+        return cls._from({**dict(zip(traced, children)), **dict(schedules)})
+
+
+def _is_finite_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (numbers.Real, np.ndarray, jax.Array)):
+        return False
+    array = np.asarray(value)
+    return bool(array.ndim == 0 and array.dtype.kind in "fiu" and np.isfinite(array))

@@ -1,0 +1,83 @@
+"""Messages as bytes: a json header and safetensors, no pickle. Imports vectors and errors.
+
+Both ends know the run's configuration, so they know the structure of every sequence; a structure of the user's own
+(a Flax or Equinox module, say) travels as the number of that sequence's template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import numpy as safetensors
+
+from rookery.errors import InputError
+from rookery.vectors import Sequences, Vector
+
+_LENGTH = 8
+
+
+class Wire:
+    """Encodes and decodes pytrees of arrays."""
+
+    def __init__(self, templates: Sequence[Any] = ()):
+        self._templates = [jax.tree.structure(tree) for tree in templates]
+
+    def encode(self, tree: Any, header: dict[str, Any] | None = None) -> bytes:
+        """A tree and a small header as bytes."""
+        arrays: dict[str, np.ndarray] = {}
+        described = json.dumps({"header": header or {}, "tree": self._describe(tree, arrays)}).encode()
+        return len(described).to_bytes(_LENGTH, "little") + described + safetensors.save(arrays)
+
+    def decode(self, data: bytes) -> tuple[Any, dict[str, Any]]:
+        """The tree and the header that were encoded."""
+        end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+        described = json.loads(data[_LENGTH:end])
+        arrays = safetensors.load(data[end:])
+        return self._build(described["tree"], arrays), described["header"]
+
+    def _describe(self, node: Any, arrays: dict[str, np.ndarray]) -> Any:
+        inside = lambda child: self._describe(child, arrays)
+        if node is None:
+            return None
+        if isinstance(node, Sequences):
+            return {"sequences": {name: inside(node[name]) for name in node.names}}
+        if isinstance(node, Vector):
+            return {"vector": inside(node.tree)}
+        if type(node) is dict and all(isinstance(key, str) for key in node):
+            return {"dict": {key: inside(child) for key, child in node.items()}}
+        if type(node) in (list, tuple):
+            return {type(node).__name__: [inside(child) for child in node]}
+        if jax.tree_util.all_leaves([node]):
+            name = str(len(arrays))
+            arrays[name] = np.array(node, order="C")  # a copy: what travels is no longer the sender's
+            return name
+        structure = jax.tree.structure(node)
+        if structure not in self._templates:
+            raise InputError(
+                f"message: {type(node).__name__} cannot travel; use arrays, vectors, dicts and tuples of them"
+            )
+        return {"template": [self._templates.index(structure), [inside(leaf) for leaf in jax.tree.leaves(node)]]}
+
+    def _build(self, node: Any, arrays: dict[str, np.ndarray]) -> Any:
+        inside = lambda child: self._build(child, arrays)
+        if node is None:
+            return None
+        if isinstance(node, str):
+            return arrays[node]
+        ((kind, content),) = node.items()
+        if kind == "sequences":
+            return Sequences({name: inside(child) for name, child in content.items()})
+        if kind == "vector":
+            return Vector(inside(content))
+        if kind == "dict":
+            return {key: inside(child) for key, child in content.items()}
+        if kind == "list":
+            return [inside(child) for child in content]
+        if kind == "tuple":
+            return tuple(inside(child) for child in content)
+        number, leaves = content
+        return jax.tree.unflatten(self._templates[number], [inside(leaf) for leaf in leaves])

@@ -1,0 +1,1 @@
+"""What is solved: problems as direction fields, constraint sets, and problems with known answers."""

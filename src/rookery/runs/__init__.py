@@ -1,0 +1,1 @@
+"""Running problems: prepare, run, sweep; histories, results and run folders."""

@@ -1,0 +1,127 @@
+"""The fixed point of a method on a linear field, exactly: no iteration, no noise, float64.
+
+On a quadratic bilevel, linear compositional or quadratic minimax problem one full-batch round is an affine map of the
+whole state. Its matrix is the derivative of the round itself, so its fixed point and its spectral radius are had by
+linear algebra, of the very program that runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from rookery.data.federated import Clients
+from rookery.engines.base import Carry, Inputs
+from rookery.engines.local import Local, Program
+from rookery.errors import InputError
+from rookery.federation.sampling import All
+from rookery.problems.base import Problem
+from rookery.runs.prepare import precision_context, prepare
+from rookery.vectors import Values
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """Where a method comes to rest: the sequences, and the spectral radius of a round off its unit eigenvalues."""
+
+    sequences: Values
+    radius: float
+
+    def flat(self, name: str) -> np.ndarray:
+        """One sequence as a flat vector."""
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(self.sequences[name])])
+
+
+def fixed_point(
+    problem: Problem,
+    method: Any,
+    clients: Clients,
+    *,
+    x: Any = None,
+    y: Any = None,
+    start: Any = None,
+    round: int = 1,
+    seed: int = 0,
+) -> FixedPoint:
+    """The fixed point of a method's full-batch round on a problem with a linear field, all clients taking part.
+
+    Args:
+      round: the number that the round counter is held at, for methods whose step sizes depend on it; round 0 may be
+        special (first momenta), so 1 is the default.
+
+    The other arguments are those of `rk.run`. The result is meaningless when the field is not linear, which is
+    checked at a random point.
+    """
+    with precision_context("float64"):
+        setup = prepare(
+            problem,
+            method,
+            clients,
+            x=x,
+            y=y,
+            start=start,
+            sampling=All(),
+            batch_size=None,
+            seed=seed,
+            precision="float64",
+        )
+        program = Local(at_once=clients.population).program(setup)
+        carry = setup.carry._replace(state=_at_round(setup.carry.state, round))
+        return _solve(program, setup.inputs, carry)
+
+
+def _at_round(state: Any, round: int) -> Any:
+    return type(state)(**{**vars(state), "round": jnp.int32(round)})
+
+
+def _floats(carry: Carry) -> tuple[list[Any], Any]:
+    """The floating-point leaves of a carry, and the way back."""
+    leaves, structure = jax.tree.flatten(carry)
+    places = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating)]
+
+    def back(floats: list[Any]) -> Carry:
+        filled = list(leaves)
+        for place, leaf in zip(places, floats):
+            filled[place] = leaf
+        return jax.tree.unflatten(structure, filled)
+
+    return [jnp.asarray(leaves[i]) for i in places], back
+
+
+@partial(jax.jit, static_argnums=0)
+def _linearise(program: Program, inputs: Inputs, carry: Carry, probe: jax.Array) -> tuple[Any, ...]:
+    floats, back = _floats(carry)
+    flat, unravel = ravel_pytree(floats)
+
+    def once(w: jax.Array) -> jax.Array:
+        after, _, _ = program.round(inputs, back(unravel(w)))
+        return ravel_pytree(_floats(after)[0])[0]
+
+    zero = jnp.zeros_like(flat)
+    return jax.jacfwd(once)(zero), once(zero), flat, once(probe)
+
+
+def _solve(program: Program, inputs: Inputs, carry: Carry) -> FixedPoint:
+    floats, back = _floats(carry)
+    flat, unravel = ravel_pytree(floats)
+    probe = np.random.default_rng(0).normal(size=flat.shape)
+    matrix, offset, first, at_probe = (np.asarray(a) for a in _linearise(program, inputs, carry, probe))
+    if not np.allclose(matrix @ probe + offset, at_probe, rtol=1e-8, atol=1e-8):
+        raise InputError("problem: a round is not an affine map of the state; fixed_point needs a linear field")
+    gap = np.eye(len(matrix)) - matrix
+    # A conserved quantity, such as lambda - sum omega_i lambda_i, makes I - T singular: its value at the start decides.
+    left, sizes, _ = np.linalg.svd(gap)
+    conserved = left[:, sizes < 1e-10 * sizes.max()].T
+    system = np.concatenate([gap, conserved])
+    target = np.concatenate([offset, conserved @ first])
+    solution = np.linalg.lstsq(system, target, rcond=None)[0]
+    eigenvalues = np.linalg.eigvals(matrix)
+    moving = eigenvalues[np.abs(eigenvalues - 1) > 1e-7]
+    values = jax.device_get(back(unravel(jnp.asarray(solution))).values())
+    return FixedPoint(values, float(np.abs(moving).max(initial=0.0)))

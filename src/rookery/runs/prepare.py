@@ -1,0 +1,205 @@
+"""From what a user gives to a run made ready: every check, on the host, before anything is compiled."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.data.federated import BOTH, Clients, Split, cast, example_shape
+from rookery.engines.base import Inputs, Setup, initial_carry
+from rookery.errors import InputError, unknown
+from rookery.federation.client import Setting, project
+from rookery.federation.keys import run_key, start_key
+from rookery.federation.method import bind
+from rookery.federation.sampling import Sampling
+from rookery.federation.steps import is_whole
+from rookery.problems.base import Problem
+from rookery.vectors import Sequences, Tree, Values
+
+PRECISIONS = ("float32", "float64")
+
+
+@contextlib.contextmanager
+def precision_context(precision: str) -> Iterator[None]:
+    """Everything of a run happens inside: 64-bit mode as asked, and float32 products that are float32 everywhere."""
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+    with jax.enable_x64(precision == "float64"), jax.default_matmul_precision("float32"):
+        yield
+
+
+def prepare(
+    problem: Problem,
+    method: Any,
+    clients: Clients,
+    *,
+    x: Any = None,
+    y: Any = None,
+    start: Mapping[str, Any] | None = None,
+    sampling: Any,
+    batch_size: Any,
+    seed: int,
+    precision: str,
+) -> Setup:
+    """Checks everything a user gave and makes the setup of a run; call it inside `precision_context`."""
+    _check_kinds(problem, method, clients, sampling, seed)
+    dtype = np.dtype(precision)
+    levels = _levels(problem, clients)
+    method = bind(method, problem, clients.population)
+    sampling.check(clients.population)
+    setting = Setting(
+        problem=problem,
+        population=clients.population,
+        batch=_batch_sizes(batch_size, levels),
+        capacity=tuple((level, int(np.max(clients.level(level).size))) for level in levels),
+        precision=precision,
+    )
+    key = run_key(seed)
+    example = lambda level: example_shape(clients, level, dtype)
+    z, local = _initial(problem, clients, {"x": x, "y": y}, dict(start or {}), key, dtype, example)
+    inputs = Inputs(
+        method=numbers(method, dtype),
+        sampling=numbers(sampling, dtype),
+        levels=cast(clients.levels, dtype),
+        weights=clients.weights.astype(dtype),
+        key=key,
+    )
+    return Setup(setting, inputs, jax.device_get(initial_carry(setting, inputs.method, z, local)))
+
+
+def numbers(tree: Any, dtype: Any) -> Any:
+    """A method's or a scheme's numbers as arrays of fixed types, so that changing one never recompiles."""
+
+    def leaf(value: Any) -> np.ndarray:
+        array = np.asarray(value)
+        if array.dtype.kind in "iu":
+            return array.astype(np.int32)
+        return array.astype(dtype) if array.dtype.kind == "f" else array
+
+    return jax.tree.map(leaf, tree)
+
+
+def _check_kinds(problem: Any, method: Any, clients: Any, sampling: Any, seed: Any) -> None:
+    if not isinstance(problem, Problem):
+        raise InputError(f"problem: {type(problem).__name__} was given; a problem such as rk.Bilevel(...) is needed")
+    if isinstance(method, type) or not callable(getattr(method, "round", None)):
+        given = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
+        raise InputError(f"method: {given} was given; a method such as rk.SimFBO(lr=rk.Rates(0.1)) is needed")
+    if not isinstance(clients, Clients):
+        raise InputError(f"clients: {type(clients).__name__} was given; make them with rk.federate(...)")
+    if not isinstance(sampling, Sampling):
+        raise InputError(f"sampling: {sampling!r} was given; a scheme such as rk.All() or rk.Uniform(10) is needed")
+    if not is_whole(seed) or not 0 <= int(seed) < 2**32:
+        raise InputError(f"seed: {seed!r} was given; a whole number from 0 to 2**32 - 1 is needed")
+
+
+def _levels(problem: Problem, clients: Clients) -> tuple[str, ...]:
+    levels = tuple(dict.fromkeys(problem.draws.values()))
+    if clients.split and BOTH in levels:
+        raise InputError(f"clients: they are a Split, and a {problem.kind} problem has one level; federate plain trees")
+    return levels
+
+
+def _batch_sizes(batch_size: Any, levels: tuple[str, ...]) -> tuple[tuple[str, int | None], ...]:
+    if isinstance(batch_size, Split):
+        if BOTH in levels:
+            raise InputError("batch_size: a Split was given, and this problem has one level; give one number")
+        sizes = {"lower": batch_size.lower, "upper": batch_size.upper}
+    else:
+        sizes = dict.fromkeys(levels, batch_size)
+    for size in sizes.values():
+        if size is not None and (not is_whole(size) or size < 1):
+            raise InputError(f"batch_size: {size!r} was given; None (all examples) or a whole number from 1 is needed")
+    return tuple((level, None if size is None else int(size)) for level, size in sizes.items())
+
+
+def _initial(
+    problem: Problem,
+    clients: Clients,
+    named: dict[str, Any],
+    others: dict[str, Any],
+    key: jax.Array,
+    dtype: Any,
+    example: Callable[[str], Tree],
+) -> tuple[Sequences, Sequences]:
+    """Initial shared sequences, and local ones stacked over clients."""
+    for name, value in others.items():
+        if name not in problem.names:
+            raise unknown("start", name, problem.names)
+        if named.get(name) is not None:
+            raise InputError(f"start: {name} is given twice, here and as {name}=")
+        named[name] = value
+    given = {name: value for name, value in named.items() if value is not None}
+    for name in given:
+        if name not in problem.names:
+            raise InputError(
+                f"{name}: a value was given, and this problem has no {name}; it has {', '.join(problem.names)}"
+            )
+    missing = [name for name in problem.given if name not in given]
+    if missing:
+        raise InputError(f"{missing[0]}: no initial value was given; this {problem.kind} problem needs one")
+
+    def values(client: int) -> Values:
+        trees = {}
+        for name, value in given.items():
+            if callable(value):
+                own = (
+                    (start_key(key, client + 1), clients.client(client))
+                    if name in problem.local
+                    else (start_key(key, 0),)
+                )
+                value = value(*own)
+            trees[name] = _floats(name, value, dtype)
+        complete = problem.complete(Values({n: trees[n] for n in trees if n in problem.given}), example)
+        for name, tree in trees.items():
+            _same_shapes(name, tree, complete[name])
+        return Values({name: trees.get(name, complete[name]) for name in problem.names})
+
+    first = values(0)
+    problem.check(first, example)
+    z = project(problem, Sequences.of(first), problem.names)
+    differ = any(callable(value) for name, value in given.items() if name in problem.local)
+    rows = [z.only(problem.local)]
+    for client in range(1, clients.population if problem.local else 1):
+        if not differ:
+            rows.append(rows[0])
+            continue
+        others_z = values(client)
+        for name in problem.local:
+            _same_shapes(name, others_z[name], first[name], f" at client {client}")
+        rows.append(project(problem, Sequences.of(others_z).only(problem.local), problem.local))
+    return z.only(problem.shared), jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+
+
+def _floats(name: str, tree: Tree, dtype: Any) -> Tree:
+    """An initial value as arrays of the run's type."""
+
+    def leaf(value: Any) -> np.ndarray:
+        try:
+            array = np.asarray(value)
+            numeric = array.dtype.kind in "fiub"
+        except (TypeError, ValueError):
+            numeric = False
+        if not numeric:
+            raise InputError(
+                f"{name}: a leaf of type {type(value).__name__} was given; initial values are pytrees of numbers"
+            )
+        array = array.astype(dtype)
+        if not np.isfinite(array).all():
+            raise InputError(f"{name}: a value that is NaN or infinite was given; initial values must be finite")
+        return array
+
+    if not jax.tree.leaves(tree):
+        raise InputError(f"{name}: an empty value was given; a pytree of numbers is needed")
+    return jax.tree.map(leaf, tree)
+
+
+def _same_shapes(name: str, given: Tree, needed: Tree, where: str = "") -> None:
+    shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (given, needed)]
+    if jax.tree.structure(given) != jax.tree.structure(needed) or shapes[0] != shapes[1]:
+        raise InputError(f"{name}: shapes {shapes[0]} were given{where}; {shapes[1]} are needed, in the same structure")

@@ -1,0 +1,206 @@
+"""What a run gives back, and how it is kept on disk: numpy, json and safetensors, no pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import numpy as safetensors
+
+from rookery.engines.base import Carry
+from rookery.errors import InputError
+from rookery.federation.ledger import Ledger
+from rookery.runs.table import Table
+from rookery.vectors import Tree, Values, row
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a run stopped being finite: the first round that left something non-finite, and what."""
+
+    round: int
+    sequences: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{' and '.join(self.sequences)} not finite after round {self.round}; "
+            f"the state after round {self.round - 1} is kept"
+        )
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands, to continue from: the leaves of its carry, its key, and what it has cost."""
+
+    leaves: tuple[np.ndarray, ...]
+    key: np.ndarray
+    ledger: Ledger
+    seconds: float
+    round: int
+
+    @classmethod
+    def of(cls, carry: Carry, key: jax.Array, ledger: Ledger, seconds: float) -> RunState:
+        leaves = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(carry))
+        return cls(leaves, np.asarray(jax.random.key_data(key)), ledger.copy(), seconds, int(carry.state.round))
+
+    def carry(self, template: Carry) -> Carry:
+        """The carry in the structure of a run that has been made ready for the same problem and method."""
+        needed = jax.tree.leaves(template)
+        if [(leaf.shape, leaf.dtype) for leaf in self.leaves] != [(np.shape(n), np.asarray(n).dtype) for n in needed]:
+            raise InputError("state: it belongs to another problem, method, population or precision than this run's")
+        return jax.tree.unflatten(jax.tree.structure(template), self.leaves)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run; everything in it is numpy.
+
+    `x` and `y` are the final values, `sequences` all of them by name. A local sequence has a leading axis of clients
+    there, and `local[i]` holds client i's own. `history` is a table, `ledger` the cost, `state` where to continue from.
+    `status` is "done", "stopped" (a target was reached), "interrupted" or "diverged", with `divergence` saying where.
+    """
+
+    sequences: Values
+    local: list[Values]
+    history: Table
+    ledger: Ledger
+    state: RunState
+    status: str = "done"
+    divergence: Divergence | None = None
+    compile_seconds: float = 0.0
+
+    @property
+    def x(self) -> Tree:
+        return self.sequences.x
+
+    @property
+    def y(self) -> Tree:
+        return self.sequences.y
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the result into a new folder: result.json, history.csv, sequences.safetensors, state.safetensors.
+
+        The folder is written aside and renamed, so it is there whole or not at all.
+        """
+        return write_folder(path, self.write_into)
+
+    def write_into(self, folder: Path) -> None:
+        """Writes the result's files into a folder that is there."""
+        arrays: dict[str, np.ndarray] = {}
+        description = {
+            "format": FORMAT,
+            "status": self.status,
+            "divergence": None
+            if self.divergence is None
+            else {"round": self.divergence.round, "sequences": list(self.divergence.sequences)},
+            "compile_seconds": self.compile_seconds,
+            "sequences": {name: describe(tree, name, arrays) for name, tree in self.sequences.items()},
+            "local": sorted(self.local[0]) if self.local else [],
+            "clients": len(self.local),
+            "ledger": self.state.ledger.to_json(),
+            "seconds": self.state.seconds,
+            "round": self.state.round,
+        }
+        self.history.to_csv(folder / "history.csv")
+        safetensors.save_file(arrays, folder / "sequences.safetensors")
+        state = {f"{number:06d}": np.ascontiguousarray(leaf) for number, leaf in enumerate(self.state.leaves)}
+        safetensors.save_file({"key": self.state.key, **state}, folder / "state.safetensors")
+        (folder / "result.json").write_text(json.dumps(description, indent=1))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Result:
+        """Reads what `save` wrote. Pytrees of classes of one's own come back as dicts."""
+        folder = Path(path)
+        if not (folder / "result.json").is_file():
+            raise InputError(f"path: {str(path)!r} holds no result; a folder written by Result.save is needed")
+        description = json.loads((folder / "result.json").read_text())
+        if description["format"] != FORMAT:
+            raise InputError(f"path: {str(path)!r} is of format {description['format']}; this version reads {FORMAT}")
+        arrays = safetensors.load_file(folder / "sequences.safetensors")
+        sequences = Values({name: rebuild(node, arrays) for name, node in description["sequences"].items()})
+        leaves = safetensors.load_file(folder / "state.safetensors")
+        key = leaves.pop("key")
+        ledger = Ledger.from_json(description["ledger"])
+        state = RunState(
+            tuple(leaves[name] for name in sorted(leaves)),
+            key,
+            ledger,
+            description["seconds"],
+            description["round"],
+        )
+        divergence = description["divergence"]
+        return cls(
+            sequences=sequences,
+            local=per_client(sequences, description["local"], description["clients"]),
+            history=Table.from_csv(folder / "history.csv"),
+            ledger=ledger,
+            state=state,
+            status=description["status"],
+            divergence=None if divergence is None else Divergence(divergence["round"], tuple(divergence["sequences"])),
+            compile_seconds=description["compile_seconds"],
+        )
+
+
+def per_client(sequences: Values, local: Any, population: int) -> list[Values]:
+    """Each client's own sequences, from stacked ones; no entries when nothing is local."""
+    if not local:
+        return []
+    return [Values({name: row(sequences[name], i) for name in local}) for i in range(population)]
+
+
+def describe(tree: Tree, name: str, arrays: dict[str, np.ndarray]) -> Any:
+    """The structure of a tree in json, its arrays put into `arrays` under readable names."""
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        return {"dict": {str(key): describe(child, f"{name}.{key}", arrays) for key, child in tree.items()}}
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [describe(child, f"{name}.{i}", arrays) for i, child in enumerate(tree)]}
+    if jax.tree_util.all_leaves([tree]):
+        arrays[name] = np.array(tree, order="C")
+        return name
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
+    return describe(named, name, arrays)
+
+
+def rebuild(node: Any, arrays: dict[str, np.ndarray]) -> Tree:
+    """The tree that `describe` wrote."""
+    if node is None or isinstance(node, str):
+        return None if node is None else arrays[node]
+    ((kind, content),) = node.items()
+    if kind == "dict":
+        return {key: rebuild(child, arrays) for key, child in content.items()}
+    children = [rebuild(child, arrays) for child in content]
+    return children if kind == "list" else tuple(children)
+
+
+def write_folder(path: str | Path, write: Any) -> Path:
+    """Makes a new folder, whole or not at all: `write(folder)` fills one beside it, which is then renamed."""
+    target = Path(path)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"path: {str(path)!r} is there already; give a new or empty folder")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise InputError(f"path: {str(path)!r} cannot be written: {error.strerror}") from error
+    try:
+        write(aside)
+        aside.chmod(0o755)
+        if target.exists():
+            target.rmdir()
+        os.replace(aside, target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return target

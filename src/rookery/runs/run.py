@@ -1,0 +1,275 @@
+"""Running one problem with one method: chunks of compiled rounds, evaluations between them."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.data.federated import Clients
+from rookery.engines import find_engine
+from rookery.engines.base import Carry, Session, Setup
+from rookery.errors import DivergenceWarning, InputError
+from rookery.federation.ledger import Ledger
+from rookery.federation.method import has_start
+from rookery.federation.sampling import All, Sampling
+from rookery.federation.steps import is_whole
+from rookery.problems.base import Problem
+from rookery.runs.prepare import precision_context, prepare
+from rookery.runs.result import Divergence, Result, RunState, per_client
+from rookery.runs.table import Table
+from rookery.vectors import Values
+
+EVALUATIONS = 50  # about so many rows of history, when `every` is not given
+PATIENCE = 1.0  # seconds that a call into the program should take at most, so that an interrupt is heard
+
+Metrics = Callable[[Values], Mapping[str, Any]]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in the middle of a run; `result` holds what was done."""
+
+    def __init__(self, result: Result):
+        super().__init__(f"interrupted after round {result.state.round}")
+        self.result = result
+
+
+def run(
+    problem: Problem,
+    method: Any,
+    clients: Clients,
+    *,
+    x: Any = None,
+    y: Any = None,
+    start: Mapping[str, Any] | None = None,
+    rounds: int,
+    sampling: Sampling | None = None,
+    batch_size: Any = None,
+    seed: int = 0,
+    metrics: Metrics | None = None,
+    every: int | None = None,
+    stop: Mapping[str, Any] | None = None,
+    engine: Any = "local",
+    precision: str = "float32",
+    callbacks: Iterable[Callable[[int, dict], Any]] = (),
+    state: RunState | None = None,
+) -> Result:
+    """Solves a problem with a method over clients.
+
+    Args:
+      problem: what is solved, such as `rk.Bilevel(upper=..., lower=...)`.
+      method: how, such as `rk.SimFBO(lr=rk.Rates(0.1))`.
+      clients: who holds the data, from `rk.federate` or a dataset's `partition`.
+      x, y: initial values, any pytrees of numbers, or functions of a key; for local sequences functions of
+        (key, client's data).
+      start: initial values of further sequences by name; those not given start at zero.
+      rounds: how many rounds to do; with `state`, how many more.
+      sampling: who takes part in a round: `rk.All()` (default), `rk.Uniform(m)`, `rk.WithReplacement(m)`,
+        `rk.Bernoulli(p)` or `rk.Weighted(probabilities)`.
+      batch_size: None, all of a client's examples in every step; an int, so many of them, uniform with replacement;
+        `rk.Split(lower=, upper=)` sets the levels apart.
+      seed: of everything random in the run.
+      metrics: a function of the sequences (`z.x`; local ones with a leading axis of clients) to a dict of scalars;
+        compiled, not counted in the ledger, evaluated between rounds.
+      every: rounds between two evaluations; None: so that there are about 50.
+      stop: ends the run early: a metric's name and the value it must reach (at least), or a function of its value
+        that says True.
+      engine: "local" (compiled), "eager" (client by client, the reference), or an engine such as `rk.Local(at_once=8)`.
+      precision: "float32" or "float64".
+      callbacks: called with (round, history row) after every evaluation.
+      state: a result's `state`, to continue from.
+
+    Returns:
+      A `Result`. A run that meets a non-finite state stops there, warns, and keeps the last good state.
+    """
+    metrics, stop, every = check_arguments(rounds, metrics, stop, every)
+    with precision_context(precision):
+        setup = prepare(
+            problem,
+            method,
+            clients,
+            x=x,
+            y=y,
+            start=start,
+            sampling=All() if sampling is None else sampling,
+            batch_size=batch_size,
+            seed=seed,
+            precision=precision,
+        )
+        setup, ledger, seconds = _resume(setup, state)
+        check_metrics(metrics, stop, setup.carry)
+        session = find_engine(engine).open(setup, ledger)
+        loop = _Loop(setup, session, metrics, stop, tuple(callbacks), seconds)
+        if state is None and has_start(method):
+            session.start()
+        return loop.run(rounds, every)
+
+
+class _Loop:
+    """The rounds of one run."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        session: Session,
+        metrics: Metrics,
+        stop: Mapping,
+        callbacks: tuple,
+        seconds: float,
+    ):
+        self.setup = setup
+        self.session = session
+        self.metrics = metrics
+        self.stop = stop
+        self.callbacks = callbacks
+        self.seconds = seconds
+        self.compile_seconds = 0.0
+        self.history = Table()
+        self.first = self.round = int(setup.carry.state.round)
+        self.at_once = 1  # rounds per call into the program, grown until a call takes about PATIENCE
+
+    def run(self, rounds: int, every: int) -> Result:
+        status, divergence = "done", None
+        try:
+            begun = time.perf_counter()
+            self.session.advance(0)  # compiles, so that the seconds of the history are those of rounds
+            self.compile_seconds = time.perf_counter() - begun
+            reached = self.record()
+            end = self.first + rounds
+            while self.round < end and not reached and divergence is None:
+                divergence = self.advance(min(every - (self.round - self.first) % every, end - self.round))
+                if divergence is None or self.history["round"][-1] != self.round:
+                    reached = self.record()
+            if divergence is not None:
+                status = "diverged"
+                warnings.warn(f"the run diverged: {divergence}", DivergenceWarning, stacklevel=4)
+            elif reached and self.round < end:
+                status = "stopped"
+        except KeyboardInterrupt:
+            raise Interrupted(self.result("interrupted", None)) from None
+        return self.result(status, divergence)
+
+    def advance(self, rounds: int) -> Divergence | None:
+        """So many rounds, in calls short enough to be interrupted."""
+        while rounds > 0:
+            ask = min(rounds, self.at_once)
+            begun = time.perf_counter()
+            done = self.session.advance(ask)
+            took = time.perf_counter() - begun
+            self.seconds += took
+            self.round += done.rounds
+            if done.broken:
+                return Divergence(self.round + 1, done.broken)
+            rounds -= done.rounds
+            if took < PATIENCE / 2 and ask == self.at_once:
+                self.at_once *= 2
+            elif took > PATIENCE:
+                self.at_once = max(1, self.at_once // 2)
+        return None
+
+    def record(self) -> bool:
+        """Evaluates, adds a row to the history, and says whether a target is reached."""
+        row = {"round": self.round, **self.session.ledger.row(), "seconds": self.seconds}
+        measured = evaluate(self.metrics, self.session.carry)
+        self.history.append(row | measured)
+        for callback in self.callbacks:
+            callback(self.round, dict(self.history.rows[-1]))
+        return reached(self.stop, measured)
+
+    def result(self, status: str, divergence: Divergence | None) -> Result:
+        return make_result(
+            self.setup, self.session.carry, self.session.ledger, self.history, self.seconds, status, divergence,
+            self.compile_seconds,
+        )  # fmt: skip
+
+
+def make_result(
+    setup: Setup,
+    carry: Carry,
+    ledger: Ledger,
+    history: Table,
+    seconds: float,
+    status: str,
+    divergence: Divergence | None,
+    compile_seconds: float,
+) -> Result:
+    """A result from where a run stands; everything leaves the device."""
+    carry = jax.device_get(carry)
+    problem = setup.setting.problem
+    values = carry.values()
+    sequences = Values({name: jax.tree.map(np.asarray, values[name]) for name in problem.names})
+    return Result(
+        sequences=sequences,
+        local=per_client(sequences, problem.local, setup.setting.population),
+        history=history,
+        ledger=ledger,
+        state=RunState.of(carry, setup.inputs.key, ledger, seconds),
+        status=status,
+        divergence=divergence,
+        compile_seconds=compile_seconds,
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def _evaluate(metrics: Metrics, values: Values) -> dict[str, Any]:
+    return dict(metrics(values))
+
+
+def evaluate(metrics: Metrics, carry: Carry) -> dict[str, float]:
+    """The metrics of a carry as plain numbers."""
+    return {name: float(value) for name, value in jax.device_get(_evaluate(metrics, carry.values())).items()}
+
+
+def reached(stop: Mapping[str, Any], measured: Mapping[str, float]) -> bool:
+    """Whether any target is reached."""
+    return any(
+        bool(target(measured[name])) if callable(target) else measured[name] >= target for name, target in stop.items()
+    )
+
+
+def no_metrics(z: Values) -> dict[str, Any]:
+    """The metrics of a run that has none."""
+    return {}
+
+
+def check_arguments(
+    rounds: Any, metrics: Metrics | None, stop: Any, every: Any
+) -> tuple[Metrics, Mapping[str, Any], int]:
+    """Checks, and fills in, what a run and a sweep have in common."""
+    if not is_whole(rounds) or rounds < 1:
+        raise InputError(f"rounds: {rounds!r} was given; a whole number of at least 1 is needed")
+    if every is not None and (not is_whole(every) or every < 1):
+        raise InputError(f"every: {every!r} was given; a whole number of at least 1 is needed")
+    if metrics is not None and not callable(metrics):
+        raise InputError(f"metrics: {type(metrics).__name__} was given; a function of the sequences is needed")
+    if stop is not None and not isinstance(stop, Mapping):
+        raise InputError(f'stop: {stop!r} was given; a mapping such as {{"accuracy": 0.9}} is needed')
+    return (no_metrics if metrics is None else metrics), stop or {}, every or max(1, int(rounds) // EVALUATIONS)
+
+
+def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry) -> None:
+    """Refuses metrics that are no scalars, and targets that are no metrics."""
+    shapes = jax.eval_shape(lambda values: dict(metrics(values)), carry.values())
+    for name, value in shapes.items():
+        if getattr(value, "shape", None) != ():
+            raise InputError(
+                f"metrics: {name!r} has shape {getattr(value, 'shape', '?')}; every metric must be a scalar"
+            )
+    for name in stop:
+        if name not in shapes:
+            raise InputError(f"stop: there is no metric {name!r}; there are {', '.join(shapes) or 'none'}")
+
+
+def _resume(setup: Setup, state: RunState | None) -> tuple[Setup, Ledger, float]:
+    if state is None:
+        return setup, Ledger(), 0.0
+    if not isinstance(state, RunState):
+        raise InputError(f"state: {type(state).__name__} was given; a result's state is needed")
+    inputs = setup.inputs._replace(key=jax.random.wrap_key_data(jnp.asarray(state.key)))
+    return Setup(setup.setting, inputs, state.carry(setup.carry)), state.ledger.copy(), state.seconds

@@ -1,0 +1,243 @@
+"""A grid of step sizes, seeds and other numbers as one program: runs side by side under vmap."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.data.federated import Clients
+from rookery.engines.base import Inputs, Setup, non_finite
+from rookery.engines.local import Local, Program
+from rookery.errors import InputError, unknown
+from rookery.federation.ledger import Ledger
+from rookery.federation.method import has_start
+from rookery.federation.rates import Rates
+from rookery.federation.sampling import All, Sampling
+from rookery.problems.base import Problem
+from rookery.runs.prepare import precision_context, prepare
+from rookery.runs.result import Divergence, Result
+from rookery.runs.run import Metrics, check_arguments, check_metrics, make_result, reached
+from rookery.runs.table import Table
+from rookery.vectors import row
+
+MEMORY = 2**30  # bytes that the states of runs side by side may take
+
+RUN_OPTIONS = ("seed", "batch_size", "sampling")
+
+
+class Sweep(Table):
+    """One row per grid point: its settings, its status, its last history row; `results` holds the whole results."""
+
+    results: list[Result]
+
+
+def sweep(
+    problem: Problem,
+    method: Any,
+    clients: Clients,
+    *,
+    over: Mapping[str, Any],
+    x: Any = None,
+    y: Any = None,
+    start: Mapping[str, Any] | None = None,
+    rounds: int,
+    sampling: Sampling | None = None,
+    batch_size: Any = None,
+    seed: int = 0,
+    metrics: Metrics | None = None,
+    every: int | None = None,
+    stop: Mapping[str, Any] | None = None,
+    engine: Any = None,
+    precision: str = "float32",
+    memory: int = MEMORY,
+) -> Sweep:
+    """Runs every point of a grid; runs of one structure go side by side in one compiled program.
+
+    Args:
+      over: what varies: a mapping from a name to its values. Names are fields of the method ("lr.x", "local_steps"),
+        or "seed", "batch_size", "sampling". All combinations are run, the last name fastest. Options that change the
+        program (batch sizes, a field that is structure) split it into several.
+      engine: an `rk.Local(...)`; None: the default one.
+      memory: bytes that the states of runs side by side may take; a larger grid is run in parts.
+
+    The other arguments are those of `rk.run`, and each row is what `rk.run` gives for it. A run that diverges is a
+    row with status "diverged".
+
+    Returns:
+      A table with one row per grid point; its `results` are the whole results in the same order.
+    """
+    metrics, stop, every = check_arguments(rounds, metrics, stop, every)
+    if not isinstance(over, Mapping) or not over:
+        raise InputError(f'over: {over!r} was given; a mapping such as {{"lr.x": [0.1, 0.2]}} is needed')
+    if has_start(method):
+        raise InputError(
+            f"method: {type(method).__name__} has a start of its own, which a sweep cannot run yet; use rk.run"
+        )
+    names = list(over)
+    points = [dict(zip(names, values)) for values in itertools.product(*(_values(n, over[n]) for n in names))]
+    with precision_context(precision):
+        base = {
+            "sampling": All() if sampling is None else sampling,
+            "batch_size": batch_size,
+            "seed": seed,
+        }
+        setups = []
+        for point in points:
+            options = base | {name: value for name, value in point.items() if name in RUN_OPTIONS}
+            varied = method
+            for name, value in point.items():
+                if name not in RUN_OPTIONS:
+                    varied = set_field(varied, name.removeprefix("method."), value)
+            setups.append(prepare(problem, varied, clients, x=x, y=y, start=start, precision=precision, **options))
+        check_metrics(metrics, stop, setups[0].carry)
+        results: list[Result | None] = [None] * len(points)
+        opened = (engine or Local()).program
+        for group in _groups(setups, memory):
+            lanes = _Lanes(opened(setups[group[0]]), [setups[i] for i in group], metrics, stop)
+            for i, result in zip(group, lanes.run(rounds, every)):
+                results[i] = result
+    return _table(points, results)
+
+
+def _values(name: str, values: Any) -> list[Any]:
+    values = list(values) if np.iterable(values) and not isinstance(values, str) else [values]
+    if not values:
+        raise InputError(f"over: {name!r} has no values; at least one is needed")
+    return values
+
+
+def _table(points: list[dict[str, Any]], results: Any) -> Sweep:
+    table = Sweep()
+    for point, result in zip(points, results):
+        shown = {name: value if np.isscalar(value) else str(value) for name, value in point.items()}
+        table.append(shown | {"status": result.status} | result.history.rows[-1])
+    table.results = results
+    return table
+
+
+def set_field(target: Any, path: str, value: Any) -> Any:
+    """A copy of a method with one field replaced, by its dotted name ("lr.x")."""
+    head, _, rest = path.partition(".")
+    if isinstance(target, Rates):
+        return target.replace(**{path: value})
+    names = [field.name for field in dataclasses.fields(target)] if hasattr(target, "__dataclass_fields__") else []
+    if head not in names:
+        raise unknown("over", path, [*names, *RUN_OPTIONS])
+    if rest:
+        inner = getattr(target, head)
+        if inner is None:
+            raise InputError(f"over: {path!r} was given, and {head} is None in this method; set {head} first")
+        value = set_field(inner, rest, value)
+    return dataclasses.replace(target, **{head: value})
+
+
+def _groups(setups: list[Setup], memory: int) -> list[list[int]]:
+    """The grid points that can share a program, in parts that fit the memory."""
+    kinds: dict[Any, list[int]] = {}
+    for i, setup in enumerate(setups):
+        varying = (setup.inputs.method, setup.inputs.sampling, setup.carry)
+        shapes = tuple((np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(varying))
+        kinds.setdefault((setup.setting, jax.tree.structure(varying), shapes), []).append(i)
+    parts = []
+    for members in kinds.values():
+        size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(setups[members[0]].carry))
+        lanes = max(1, min(len(members), memory // max(1, size)))
+        parts += [members[i : i + lanes] for i in range(0, len(members), lanes)]
+    return parts
+
+
+_AXES = Inputs(method=0, sampling=0, levels=None, weights=None, key=0)  # type: ignore[arg-type]
+
+
+@partial(jax.jit, static_argnums=0)
+def _advance(program: Program, inputs: Inputs, carry: Any, rounds: Any) -> tuple:
+    return jax.vmap(program.advance, in_axes=(_AXES, 0, 0))(inputs, carry, rounds)
+
+
+@partial(jax.jit, static_argnums=0)
+def _measure(metrics: Metrics, carry: Any) -> dict[str, Any]:
+    return jax.vmap(lambda carry: dict(metrics(carry.values())))(carry)
+
+
+class _Lanes:
+    """Runs of one structure, side by side. A lane that has diverged or reached its target rests."""
+
+    def __init__(self, program: Program, setups: list[Setup], metrics: Metrics, stop: Mapping[str, Any]):
+        self.program = program
+        self.setups = setups
+        self.metrics = metrics
+        self.stop = stop
+        stack = lambda *trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+        first = setups[0].inputs
+        self.inputs = Inputs(
+            method=stack(*(s.inputs.method for s in setups)),
+            sampling=stack(*(s.inputs.sampling for s in setups)),
+            levels=jax.device_put(first.levels),
+            weights=jax.device_put(first.weights),
+            key=jnp.stack([s.inputs.key for s in setups]),
+        )
+        self.carry = stack(*(s.carry for s in setups))
+        self.ledgers = [Ledger() for _ in setups]
+        self.histories = [Table() for _ in setups]
+        self.status = ["done"] * len(setups)
+        self.divergence: list[Divergence | None] = [None] * len(setups)
+        self.rounds = np.zeros(len(setups), np.int32)
+        self.seconds = 0.0
+
+    def run(self, rounds: int, every: int) -> list[Result]:
+        begun = time.perf_counter()
+        self.advance(0)
+        compile_seconds, self.seconds = time.perf_counter() - begun, 0.0
+        self.record(rounds)
+        for done in range(0, rounds, every):
+            self.advance(min(every, rounds - done))
+            self.record(rounds)
+        carries = [row(self.carry, i) for i in range(len(self.setups))]
+        return [
+            make_result(setup, carry, ledger, history, self.seconds, status, divergence, compile_seconds)
+            for setup, carry, ledger, history, status, divergence in zip(
+                self.setups, carries, self.ledgers, self.histories, self.status, self.divergence
+            )
+        ]
+
+    @property
+    def awake(self) -> np.ndarray:
+        return np.asarray([status == "done" for status in self.status])
+
+    def advance(self, rounds: int) -> None:
+        begun = time.perf_counter()
+        before, asked = self.carry, np.where(self.awake, rounds, 0).astype(np.int32)
+        carry, tally, done, finite = jax.block_until_ready(_advance(self.program, self.inputs, before, asked))
+        done, finite = np.asarray(done), np.asarray(finite)
+        if not finite.all():  # go again to the last good round of those lanes, as a single run does
+            for i in np.flatnonzero(~finite):
+                broken = non_finite(jax.device_get(row(carry, i)))
+                self.status[i] = "diverged"
+                self.divergence[i] = Divergence(int(self.rounds[i] + done[i]), broken)
+            done = done - ~finite
+            carry, tally, _, _ = _advance(self.program, self.inputs, before, done.astype(np.int32))
+        self.carry = carry
+        self.rounds += done
+        tally = jax.device_get(tally)
+        for i, ledger in enumerate(self.ledgers):
+            ledger.add_tally(row(tally, i))
+        self.seconds += time.perf_counter() - begun
+
+    def record(self, rounds: int) -> None:
+        measured = jax.device_get(_measure(self.metrics, self.carry))
+        for i, history in enumerate(self.histories):
+            if history.rows and history["round"][-1] == self.rounds[i]:
+                continue  # a lane at rest
+            values = {name: float(column[i]) for name, column in measured.items()}
+            row = {"round": int(self.rounds[i]), **self.ledgers[i].row(), "seconds": self.seconds}
+            history.append(row | values)
+            if self.status[i] == "done" and self.rounds[i] < rounds and reached(self.stop, values):
+                self.status[i] = "stopped"

@@ -1,0 +1,75 @@
+"""Tables of plain columns: histories and sweeps. Imports nothing of rookery."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class Table(Mapping):
+    """Named columns of equal length, grown row by row; `pandas.DataFrame(dict(table))` reads it.
+
+    A cell that a row does not give is NaN; columns keep the order in which they first came.
+    """
+
+    def __init__(self, rows: list[dict[str, Any]] | None = None):
+        self.rows: list[dict[str, Any]] = []
+        self.columns: list[str] = []
+        for row in rows or []:
+            self.append(row)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        self.columns.extend(name for name in row if name not in self.columns)
+        self.rows.append(dict(row))
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        if column not in self.columns:
+            raise KeyError(f"there is no column {column!r}; there are {', '.join(self.columns)}")
+        return np.asarray([row.get(column, float("nan")) for row in self.rows])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        """The number of columns, as of any mapping; `len(table.rows)` is the number of rows."""
+        return len(self.columns)
+
+    def to_csv(self, path: str | Path) -> None:
+        """Writes the table; numbers with all their digits."""
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns, restval=float("nan"))
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    @classmethod
+    def from_csv(cls, path: str | Path) -> Table:
+        """Reads what `to_csv` wrote; the columns of a table without rows are kept."""
+        with open(path, newline="") as file:
+            reader = csv.DictReader(file)
+            table = cls([{name: _parse(text) for name, text in row.items()} for row in reader])
+            table.columns = list(reader.fieldnames or [])
+        return table
+
+    def __repr__(self) -> str:
+        cells = [self.columns, *([_show(row.get(name, "")) for name in self.columns] for row in self.rows)]
+        if len(cells) > 21:
+            cells = [*cells[:11], ["..."] * len(self.columns), *cells[-10:]]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
+        return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in cells)
+
+
+def _parse(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _show(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)

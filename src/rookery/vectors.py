@@ -1,0 +1,163 @@
+"""Vectors: pytrees with the arithmetic of a vector space, so that an update reads as its formula.
+
+`Vector` is one sequence of a problem (any pytree of arrays); `Sequences` is several of them by name (x, y, v).
+Imports nothing of rookery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import DictKey, GetAttrKey, register_pytree_with_keys_class
+
+Tree = Any
+Scalar = Any
+
+
+class Values(dict):
+    """Named values that read as `z.x` and as `z["x"]`: what losses' companions (metrics, fields) are given."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"there is no sequence {name!r}; there are {', '.join(self)}") from None
+
+
+# A pytree, so that a field may hand its values to JAX transformations as they are.
+jax.tree_util.register_pytree_with_keys(
+    Values,
+    lambda values: (tuple((DictKey(k), v) for k, v in values.items()), tuple(values)),
+    lambda names, children: Values(zip(names, children)),
+)
+
+
+def row(tree: Tree, index: Any) -> Tree:
+    """Entry `index` of every leaf: one client's, or one run's, of a tree that is stacked over them."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+class _Space:
+    """The operations that every pytree of floats has, given how to apply a function leaf by leaf."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # numpy scalars defer to the operators below
+
+    def __add__(self, other: Any) -> Any:
+        return jax.tree.map(jnp.add, self, other)
+
+    def __sub__(self, other: Any) -> Any:
+        return jax.tree.map(jnp.subtract, self, other)
+
+    def __neg__(self) -> Any:
+        return jax.tree.map(jnp.negative, self)
+
+    def __mul__(self, scalar: Scalar) -> Any:
+        return jax.tree.map(lambda leaf: leaf * scalar, self)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scalar: Scalar) -> Any:
+        return jax.tree.map(lambda leaf: leaf / scalar, self)
+
+    def dot(self, other: Any) -> jax.Array:
+        """The inner product, summed over all leaves."""
+        products = jax.tree.map(lambda a, b: jnp.sum(a * b), self, other)
+        return jnp.asarray(sum(jax.tree.leaves(products)))
+
+    def norm(self) -> jax.Array:
+        """The Euclidean norm; its derivative at zero is not defined, its value is."""
+        return jnp.sqrt(self.dot(self))
+
+    def zeros(self) -> Any:
+        """The zero of the same shape."""
+        return jax.tree.map(jnp.zeros_like, self)
+
+
+@register_pytree_with_keys_class
+class Vector(_Space):
+    """One sequence: a pytree of float arrays with +, -, scalar *, dot and norm."""
+
+    __slots__ = ("tree",)
+
+    def __init__(self, tree: Tree):
+        self.tree = tree
+
+    def __repr__(self) -> str:
+        return f"Vector({self.tree!r})"
+
+    def tree_flatten_with_keys(self):
+        return ((GetAttrKey("tree"), self.tree),), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(children[0])
+
+
+@register_pytree_with_keys_class
+class Sequences(_Space):
+    """Named vectors, a point z = {x, y, v} of a problem. Also scaled name by name: `rates * z`."""
+
+    __slots__ = ("_vectors",)
+
+    def __init__(self, vectors: Mapping[str, Vector]):
+        self._vectors = dict(vectors)
+
+    @classmethod
+    def of(cls, trees: Mapping[str, Tree]) -> Sequences:
+        """From the plain pytrees of each sequence."""
+        return cls({name: Vector(tree) for name, tree in trees.items()})
+
+    def trees(self) -> Values:
+        """The plain pytrees of each sequence."""
+        return Values({name: vector.tree for name, vector in self._vectors.items()})
+
+    def __getattr__(self, name: str) -> Vector:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __getitem__(self, name: str) -> Vector:
+        try:
+            return self._vectors[name]
+        except KeyError:
+            raise AttributeError(f"there is no sequence {name!r}; there are {', '.join(self.names)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._vectors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._vectors
+
+    def __repr__(self) -> str:
+        return f"Sequences({self._vectors!r})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._vectors)
+
+    def only(self, names) -> Sequences:
+        """The part with these names, in this point's order."""
+        return Sequences({name: vector for name, vector in self._vectors.items() if name in names})
+
+    def merged(self, other: Sequences) -> Sequences:
+        """This point with the other's sequences added or replaced."""
+        return Sequences({**self._vectors, **other._vectors})
+
+    def replace(self, **vectors: Vector) -> Sequences:
+        """This point with some sequences replaced."""
+        return Sequences({**self._vectors, **vectors})
+
+    def map(self, function: Callable[[str, Vector], Vector]) -> Sequences:
+        """Each sequence sent through `function(name, vector)`."""
+        return Sequences({name: function(name, vector) for name, vector in self._vectors.items()})
+
+    def tree_flatten_with_keys(self):
+        return tuple((DictKey(name), vector) for name, vector in self._vectors.items()), tuple(self._vectors)
+
+    @classmethod
+    def tree_unflatten(cls, names, children):
+        return cls(dict(zip(names, children)))

@@ -1,0 +1,43 @@
+"""What all tests share: the compilation cache, and a count of compilations."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+# Before JAX starts: tests run on the CPU, and keep compiled programs between runs.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+import jax
+import pytest
+
+_lowered = [0]
+
+
+def _listen(event: str, duration: float, **_: object) -> None:
+    # Tracing to an MLIR module precedes every compilation, also one that the cache on disk then spares.
+    if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
+        _lowered[0] += 1
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+class Compilations:
+    """How many programs were compiled inside a `with compilations.counted()` block."""
+
+    count = 0
+
+    @contextlib.contextmanager
+    def counted(self):
+        before = _lowered[0]
+        yield self
+        self.count = _lowered[0] - before
+
+
+@pytest.fixture
+def compilations() -> Compilations:
+    return Compilations()
