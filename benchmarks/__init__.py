@@ -1,0 +1,1 @@
+"""Benchmarks: side by side with what users would use instead."""

@@ -1,0 +1,144 @@
+"""`make bench`: milliseconds per round of rookery and of its yardsticks, in one run, and compile times.
+
+SimFBO on the MNIST-shaped two-layer network, 100 clients, 10 per round, batch 64, 1 and 10 local steps. Measured in
+turns (ours, by hand, PyTorch, the floor, ours, ...), so that a slow moment of the machine meets all of them alike;
+the best of the turns is reported, since other work on the machine only ever slows one down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rookery as rk
+from benchmarks import baseline_jax as hand
+from benchmarks import baseline_torch as torch_loop
+from benchmarks import floor
+from rookery.algorithms.registry import METHODS
+from rookery.federation.ledger import Ledger
+from rookery.runs.prepare import precision_context, prepare
+
+
+def cross_entropy(x, y, e):
+    """The upper loss of one example, as a user writes it."""
+    hidden = jax.nn.relu(e["image"] @ x["w"] + x["b"])
+    return -jax.nn.log_softmax(hidden @ y["w"] + y["b"])[e["label"]]
+
+
+def ridge_cross_entropy(x, y, e):
+    """The lower loss of one example."""
+    return cross_entropy(x, y, e) + 0.5 * hand.RIDGE * (jnp.sum(y["w"] ** 2) + jnp.sum(y["b"] ** 2))
+
+
+PEAK = "floor, machine's peak"
+
+PROBLEM = rk.Bilevel(upper=cross_entropy, lower=ridge_cross_entropy)
+
+
+def make_clients() -> rk.Clients:
+    """The data of the hand-written loop, federated."""
+    data = {name: np.asarray(array) for name, array in hand.make_data().items()}
+    rows = [slice(i * hand.EXAMPLES, (i + 1) * hand.EXAMPLES) for i in range(hand.CLIENTS)]
+    return rk.federate(
+        [
+            rk.Split(
+                lower={"image": data["lower_x"][own], "label": data["lower_y"][own]},
+                upper={"image": data["upper_x"][own], "label": data["upper_y"][own]},
+            )
+            for own in rows
+        ]
+    )
+
+
+def open_session(method, clients: rk.Clients, engine: rk.Local):
+    """A session of ours, compiled, with the seconds that compiling took."""
+    z = hand.make_point()
+    setup = prepare(
+        PROBLEM,
+        method,
+        clients,
+        x=z["x"],
+        y=z["y"],
+        sampling=rk.Uniform(hand.COHORT),
+        batch_size=hand.BATCH,
+        seed=0,
+        precision="float32",
+    )
+    session = engine.open(setup, Ledger())
+    begun = time.perf_counter()
+    session.advance(0)
+    return session, time.perf_counter() - begun
+
+
+def ms_per_round(session, rounds: int) -> float:
+    begun = time.perf_counter()
+    done = session.advance(rounds)
+    if done.broken:
+        raise FloatingPointError(f"diverged: {done.broken}")
+    return 1e3 * (time.perf_counter() - begun) / rounds
+
+
+def measure(steps: int, turns: int, clients: rk.Clients, forms: dict) -> dict[str, float]:
+    """Best ms per round of everything at one number of local steps."""
+    rounds = max(3, 30 // steps)
+    sessions = {
+        name: open_session(rk.SimFBO(lr=rk.Rates(hand.ETA), local_steps=steps), clients, engine)[0]
+        for name, engine in forms.items()
+    }
+    times: dict[str, list[float]] = {}
+    for _ in range(turns):
+        for name, session in sessions.items():
+            times.setdefault(name, []).append(ms_per_round(session, rounds))
+        for form in ("map", "vmap"):
+            times.setdefault(f"by hand, {form}", []).append(hand.measure(steps, rounds, 1, form))
+        if torch_loop.available():
+            times.setdefault("PyTorch loop", []).append(torch_loop.measure(steps, max(1, rounds // 3), 1))
+        floors = floor.floor_ms(steps)
+        times.setdefault(PEAK, []).append(floors["peak_ms"])
+        times.setdefault("floor, network's shapes", []).append(floors["shape_ms"])
+    return {name: min(column) for name, column in times.items()}
+
+
+def compile_times(clients: rk.Clients) -> dict[str, float]:
+    """Seconds to compile every method, from nothing."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    seconds = {}
+    for name, row in METHODS.items():
+        jax.clear_caches()
+        method = row.method(lr=rk.Rates(0.05), local_steps=2)
+        seconds[name] = open_session(method, clients, rk.Local())[1]
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, nargs="*", default=[1, 10], help="numbers of local steps")
+    parser.add_argument("--turns", type=int, default=7, help="turns to take the best of")
+    options = parser.parse_args()
+    clients = make_clients()
+    forms = {"rookery": rk.Local(), "rookery, side by side": rk.Local(at_once=hand.COHORT)}
+    with precision_context("float32"):
+        for steps in options.steps:
+            times = measure(steps, options.turns, clients, forms)
+            print(f"\nSimFBO, {steps} local step{'s' * (steps > 1)}: ms per round, and ours against it")
+            ours = times["rookery"]  # the default engine
+            for name, ms in times.items():
+                print(f"  {name:26s} {ms:9.2f} {ours / ms:8.2f}x")
+            by_hand = min(times["by hand, map"], times["by hand, vmap"])
+            print(f"  ours / by hand {ours / by_hand:.2f} (goal: at most 1.15)")
+            print(f"  ours / floor {ours / times[PEAK]:.2f} (goal: at most 2)")
+            if "PyTorch loop" in times:
+                print(f"  PyTorch loop / ours {times['PyTorch loop'] / ours:.2f} (goal at 10 local steps: at least 4)")
+            else:
+                print("  PyTorch loop: skipped, torch is not installed (pip install '.[bench]')")
+        print("\nseconds to compile (goal: under 10)")
+        for name, seconds in compile_times(clients).items():
+            print(f"  {name:26s} {seconds:9.2f}")
+
+
+if __name__ == "__main__":
+    main()

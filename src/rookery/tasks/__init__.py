@@ -1,0 +1,1 @@
+"""Ready-made tasks: a problem, data, initial values and metrics under one name."""

@@ -1,0 +1,42 @@
+"""What a task is. Imports problems and data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rookery.data.federated import Clients
+from rookery.data.partitions import Partition
+from rookery.problems.base import Problem
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A task put together: everything `rk.run` needs besides a method."""
+
+    problem: Problem
+    clients: Clients
+    x: Any
+    y: Any = None
+    start: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Callable[[Any], Mapping[str, Any]] | None = None
+    main_metric: str = "accuracy"  # what plots and tables show
+
+
+class Task(Protocol):
+    """A frozen dataclass whose fields are the task's options, with a one-line docstring for `rookery list`."""
+
+    def assemble(self, partition: Partition, clients: int, seed: int) -> Assembly:
+        """The task on so many clients, its data divided by a partition."""
+        ...
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """Step sizes that work, by sequence: the command's defaults."""
+        ...
+
+    @property
+    def batch_size(self) -> int | None:
+        """A batch size that works."""
+        ...

@@ -1,0 +1,106 @@
+"""Hyper-representation: clients learn a common representation (upper) under heads fitted to it (lower)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.data.datasets import Dataset, digits
+from rookery.data.partitions import Partition
+from rookery.errors import InputError, unknown
+from rookery.problems.bilevel import Bilevel
+from rookery.tasks.base import Assembly
+from rookery.tasks.models import apply, cross_entropy, dense, squared_norm
+from rookery.vectors import Values
+
+DATASETS = {"digits": digits}
+
+
+def logits(x: Any, y: Any, image: jax.Array) -> jax.Array:
+    """The network: hidden layer x with a ReLU, head y."""
+    return apply(y, jax.nn.relu(apply(x, image)))
+
+
+def upper(x: Any, y: Any, e: Any) -> jax.Array:
+    """Cross-entropy of a validation example."""
+    return cross_entropy(logits(x, y, e["image"]), e["label"])
+
+
+@dataclass(frozen=True)
+class Lower:
+    """Cross-entropy of a training example, with a ridge on the head that makes the lower level strongly convex."""
+
+    ridge: float
+
+    def __call__(self, x: Any, y: Any, e: Any) -> jax.Array:
+        return upper(x, y, e) + 0.5 * self.ridge * squared_norm(y)
+
+
+@dataclass(frozen=True)
+class HyperRep:
+    """A hidden layer learned on validation data, under a head fitted to training data.
+
+    x is the hidden layer, y the head; the lower loss is on each client's training examples, the upper on its validation
+    examples, and the accuracy is on held-out test examples that no client has.
+    """
+
+    data: str = "digits"
+    """Which data: digits."""
+    hidden: int = 64
+    """Width of the hidden layer."""
+    ridge: float = 0.01
+    """Weight of |y|^2 / 2 in the lower loss."""
+    validation: float = 0.5
+    """Part of each client's examples that the upper level sees."""
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        return {"x": 0.2, "y": 0.2, "v": 0.2}
+
+    @property
+    def batch_size(self) -> int | None:
+        return 16
+
+    def assemble(self, partition: Partition, clients: int, seed: int) -> Assembly:
+        if self.data not in DATASETS:
+            raise unknown("task.data", self.data, DATASETS)
+        if self.hidden < 1 or self.ridge < 0:
+            raise InputError(f"task: hidden = {self.hidden}, ridge = {self.ridge} were given; hidden >= 1, ridge >= 0")
+        dataset = DATASETS[self.data]()
+        width = dataset.train["image"].shape[1]
+        return Assembly(
+            problem=Bilevel(upper=upper, lower=Lower(self.ridge)),
+            clients=dataset.partition(partition, clients=clients, seed=seed, validation=self.validation),
+            x=lambda key: dense(jax.random.fold_in(key, 0), width, self.hidden),
+            y=lambda key: dense(jax.random.fold_in(key, 1), self.hidden, dataset.classes),
+            metrics=Accuracy.of(dataset),
+        )
+
+
+class Accuracy:
+    """Test accuracy and test loss of a network; equal for equal examples, so that it is compiled once."""
+
+    def __init__(self, images: Any, labels: Any):
+        self.images, self.labels = images, labels
+        self._print = hashlib.sha256(np.asarray(images).tobytes() + np.asarray(labels).tobytes()).digest()
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Accuracy:
+        return cls(dataset.test["image"], dataset.test["label"])
+
+    def __call__(self, z: Values) -> dict[str, jax.Array]:
+        scores = jax.vmap(lambda image: logits(z.x, z.y, image))(jnp.asarray(self.images))
+        loss = jax.vmap(cross_entropy)(scores, jnp.asarray(self.labels))
+        return {"accuracy": jnp.mean(jnp.argmax(scores, axis=1) == self.labels), "loss": jnp.mean(loss)}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Accuracy) and other._print == self._print
+
+    def __hash__(self) -> int:
+        return hash(self._print)
