@@ -30,8 +30,7 @@ from rookery.runs.run import Interrupted, run
 from rookery.runs.sweep import sweep
 from rookery.runs.table import Table
 from rookery.vectors import Sequences, Vector
-
-__version__ = "0.1.0"
+from rookery.version import __version__
 
 __all__ = [
     "IID",
@@ -76,6 +75,7 @@ __all__ = [
     "Vector",
     "Weighted",
     "WithReplacement",
+    "__version__",
     "component",
     "data",
     "exact",

@@ -14,7 +14,6 @@ import tyro
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from rookery import __version__
 from rookery.algorithms.registry import METHODS, Row, find_method
 from rookery.data.partitions import PARTITIONS, parse
 from rookery.errors import DivergenceWarning, InputError, nearest
@@ -26,6 +25,7 @@ from rookery.runs.progress import Bar
 from rookery.runs.result import Result
 from rookery.runs.run import Interrupted, run
 from rookery.tasks.registry import TASKS, find_task
+from rookery.version import __version__
 
 USAGE = """usage: rookery COMMAND
 
@@ -289,7 +289,7 @@ def launch(
         "task_name": task_name,
         "task": dataclasses.asdict(task),
         "method_name": method_name,
-        "method": {field.name: str(getattr(method, field.name)) for field in dataclasses.fields(method)},
+        "method": plain(method),
         **dataclasses.asdict(options),
         "batch_size": batch_size,
     }
@@ -319,6 +319,15 @@ def launch(
             raise KeyboardInterrupt from None
         result = interrupted.result
     return result, write_run(folder, result, config, assembly.main_metric)
+
+
+def plain(value: Any) -> Any:
+    """A method's fields as json holds them: rates by sequence, schedules of steps by their fields."""
+    if isinstance(value, Rates):
+        return value.entries()
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value
 
 
 def summary(console: Console, results: dict[str, Result]) -> None:

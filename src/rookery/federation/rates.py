@@ -41,6 +41,10 @@ class Rates:
         """These rates with some entries set; `default` is the one for all other sequences."""
         return Rates._from(self._entries | entries)
 
+    def entries(self) -> dict[str, Any]:
+        """The rates by sequence; `default` is the one for all other sequences."""
+        return dict(self._entries)
+
     def at(self, time: Scalar) -> Rates:
         """The numbers at a round or iteration: schedules are called with it."""
         return self.map(lambda rate: rate(time) if callable(rate) else rate)

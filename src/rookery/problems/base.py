@@ -116,7 +116,13 @@ def gradients(loss: Callable, arguments: tuple, batch: Batch) -> tuple:
 
 def check_scalar(argument: str, loss: Callable, *arguments: Any) -> None:
     """Refuses a loss that does not give one number for one example."""
-    result = jax.eval_shape(loss, *arguments)
+    try:
+        result = jax.eval_shape(loss, *arguments)
+    except Exception as error:  # whatever the user's function raises
+        first = str(error).strip().split("\n")[0]
+        raise InputError(
+            f"{argument}: the loss fails on the initial values and one example, with {type(error).__name__}: {first}"
+        ) from error
     if not hasattr(result, "shape") or result.shape != () or not jnp.issubdtype(result.dtype, jnp.floating):
         shown = f"shape {result.shape} of {result.dtype}" if hasattr(result, "shape") else type(result).__name__
         raise InputError(

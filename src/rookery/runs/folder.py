@@ -14,12 +14,11 @@ import numpy as np
 from rookery.errors import InputError
 from rookery.runs.plot import plot_histories
 from rookery.runs.result import Result, write_folder
+from rookery.version import __version__
 
 
 def versions() -> dict[str, str]:
     """What a run was made with."""
-    from rookery import __version__
-
     return {
         "rookery": __version__,
         "python": platform.python_version(),

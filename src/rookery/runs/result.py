@@ -104,7 +104,7 @@ class Result:
             else {"round": self.divergence.round, "sequences": list(self.divergence.sequences)},
             "compile_seconds": self.compile_seconds,
             "sequences": {name: describe(tree, name, arrays) for name, tree in self.sequences.items()},
-            "local": sorted(self.local[0]) if self.local else [],
+            "local": list(self.local[0]) if self.local else [],
             "clients": len(self.local),
             "ledger": self.state.ledger.to_json(),
             "seconds": self.state.seconds,
@@ -112,7 +112,7 @@ class Result:
         }
         self.history.to_csv(folder / "history.csv")
         safetensors.save_file(arrays, folder / "sequences.safetensors")
-        state = {f"{number:06d}": np.ascontiguousarray(leaf) for number, leaf in enumerate(self.state.leaves)}
+        state = {f"{number:06d}": np.array(leaf, order="C") for number, leaf in enumerate(self.state.leaves)}
         safetensors.save_file({"key": self.state.key, **state}, folder / "state.safetensors")
         (folder / "result.json").write_text(json.dumps(description, indent=1))
 

@@ -1,0 +1,27 @@
+"""Every method's trajectory is the one that its formulas give in plain numpy."""
+
+from __future__ import annotations
+
+import pytest
+
+import references
+from references import REFERENCES, SETTINGS, bed, label
+from rookery.algorithms.registry import METHODS
+
+
+def test_every_method_has_a_reference():
+    assert set(REFERENCES) == set(METHODS) == {setting.method for setting in SETTINGS}
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=label)
+def test_trajectory_is_the_reference(setting):
+    # The common tests hold the engines to each other on problems without local sequences and sets: there the engine
+    # that compiles least will do.
+    special = bed(setting.bed).problem.local or bed(setting.bed).sets
+    references.agrees(setting, engine="local" if special else "eager")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_samples(name):
+    for check in references.sampling_checks(name):
+        check(engine="eager")

@@ -1,0 +1,132 @@
+"""Rates, steps, the ledger's counters and the wire: the small contracts."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery.federation import ledger
+from rookery.federation.ledger import Ledger, Tally, site_of
+from rookery.federation.steps import check_steps, draw_steps
+from rookery.federation.wire import Wire
+from rookery.vectors import Sequences, Vector
+
+
+def test_rates_scale_name_by_name():
+    z = Sequences.of({"x": jnp.ones(2), "y": jnp.ones(1)})
+    scaled = rk.Rates(0.5, x=2.0) * z
+    np.testing.assert_allclose(scaled.x.tree, 2.0)
+    np.testing.assert_allclose(scaled.y.tree, 0.5)
+    half = 1 - rk.Rates(0.5, x=2.0) * 0.5
+    assert half["x"] == 0.0 and half["v"] == 0.75
+
+
+def test_schedules_are_structure_and_numbers_are_leaves():
+    rates = rk.Rates(0.5, x=lambda t: 1.0 / (1 + t))
+    assert jax.tree.leaves(rates) == [0.5]
+    assert rates.at(3)["x"] == 0.25 and rates.at(3)["y"] == 0.5
+    again = jax.tree.map(lambda a: 2 * a, rates)
+    assert again.at(1)["x"] == 0.5 and again["y"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rates", "sentence"),
+    [
+        (rk.Rates(x=0.1, w=0.2), "lr: there is no sequence 'w'; this problem has x, y, v"),
+        (rk.Rates(x=0.1), "lr: no rate for y, v"),
+        (rk.Rates(x=0.1, y="a", v=1), "lr.y: 'a' was given; a finite number or a schedule is needed"),
+        (rk.Rates(float("nan")), "lr.default: nan was given"),
+    ],
+)
+def test_bad_rates_are_refused(rates, sentence):
+    with pytest.raises(rk.InputError) as error:
+        rates.check("lr", ("x", "y", "v"))
+    assert sentence in str(error.value)
+
+
+def test_steps_draw_what_they_promise():
+    keys = jax.random.split(jax.random.key(0), 3000)
+    drawn = jax.vmap(lambda key: draw_steps(rk.RandomSteps(2, 5), jnp.int32(0), key))(keys)
+    assert sorted(set(drawn.tolist())) == [2, 3, 4, 5]
+    np.testing.assert_allclose(np.bincount(drawn)[2:] / 3000, 0.25, atol=0.04)
+    assert draw_steps(rk.FixedSteps([1, 7, 3]), jnp.int32(1), keys[0]) == 7
+    assert draw_steps(4, jnp.int32(1), keys[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("steps", "sentence"),
+    [
+        (0, "local_steps: 0 was given; a whole number of at least 1"),
+        (1.5, "local_steps: 1.5 was given"),
+        (True, "local_steps: True was given"),
+        (rk.FixedSteps([1, 2]), "local_steps: 2 numbers of steps were given for 3 clients"),
+        (rk.FixedSteps([1, 0, 2]), "local_steps: 0 was given"),
+        (rk.RandomSteps(3, 2), "local_steps: RandomSteps(3, 2) was given"),
+    ],
+)
+def test_bad_steps_are_refused(steps, sentence):
+    with pytest.raises(rk.InputError) as error:
+        check_steps("local_steps", steps, 3)
+    assert sentence in str(error.value)
+
+
+def test_counters_do_not_overflow_at_32_bits():
+    counter, amount = ledger.zero(), 2**30 - 1
+    for _ in range(9):
+        counter = ledger.add(counter, amount)
+    assert ledger.value(counter) == 9 * amount > 2**31
+    assert ledger.value(ledger.add(counter, counter)) == 18 * amount
+
+
+def test_tallies_add_up_to_the_ledger():
+    site = site_of("steps", (jnp.zeros(3), jnp.float32(1)), np.zeros(2))
+    assert (site.floats_down, site.floats_up, site.bytes_down, site.bytes_up) == (4, 2, 16, 16)
+    tally = Tally()
+    tally.exchange(site, True, 5)
+    tally.exchange(site, False, 0)
+    tally.count("samples", 7)
+    total = Ledger()
+    total.add_tally(jax.tree.map(np.asarray, tally))
+    total.add_tally(jax.tree.map(np.asarray, tally))
+    assert (total.exchanges, total.replies, total.floats_up, total.floats_down) == (2, 10, 20, 40)
+    assert total.samples == 14
+    assert Ledger.from_json(total.to_json()) == total
+
+
+@jax.tree_util.register_pytree_node_class
+class Custom:
+    """A user's own pytree, as a Flax or Equinox module is."""
+
+    def __init__(self, w, b):
+        self.w, self.b = w, b
+
+    def tree_flatten(self):
+        return (self.w, self.b), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_the_wire_brings_back_what_was_sent():
+    mine = Custom(np.arange(3.0), np.float32(2))
+    message = (
+        Sequences({"x": Vector(mine), "y": Vector({"a": [np.ones(2, np.float32)], "b": None})}),
+        Vector(mine),
+        {"flag": np.bool_(True), "count": np.int32(3)},
+        np.float64(0.1),
+    )
+    wire = Wire([mine, {"a": 1}])
+    data = wire.encode(message, {"phase": "steps"})
+    assert isinstance(data, bytes)
+    back, header = wire.decode(data)
+    assert header == {"phase": "steps"}
+    assert jax.tree.structure(back) == jax.tree.structure(message)
+    for sent, got in zip(jax.tree.leaves(message), jax.tree.leaves(back)):
+        np.testing.assert_array_equal(sent, got)
+        assert np.asarray(sent).dtype == got.dtype
+    with pytest.raises(rk.InputError, match="message: Custom cannot travel"):
+        Wire().encode(mine)

@@ -1,0 +1,97 @@
+"""Sweeps: one program for a grid, every row its own run, a diverged row is data."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import rookery as rk
+from properties.checks import difference
+from properties.table import bed
+
+EXACT = bed("E1")
+START = jax.tree.map(lambda leaf: leaf + 0.3, EXACT.start(leaves=2))
+OPTIONS = {"rounds": 12, "every": 4, "precision": "float64", "batch_size": 2} | START
+
+
+def metrics(z):
+    return {"x": z.x["a"][0]}
+
+
+def sweep(method, over, **options):
+    return rk.sweep(EXACT.problem, method, EXACT.clients, over=over, metrics=metrics, **(OPTIONS | options))
+
+
+def own(method, **options):
+    return rk.run(EXACT.problem, method, EXACT.clients, metrics=metrics, **(OPTIONS | options))
+
+
+def test_every_row_is_its_own_run_also_across_structures():
+    method = rk.SimFBO(lr=rk.Rates(0.02, x=0.01))
+    table = sweep(method, {"lr.x": [0.01, 0.05], "local_steps": [1, 3], "batch_size": [1, None]})
+    assert len(table.rows) == 8 and table["lr.x"].tolist() == [0.01] * 4 + [0.05] * 4
+    for row, result in zip(table.rows, table.results):
+        single = own(
+            rk.SimFBO(lr=rk.Rates(0.02, x=row["lr.x"]), local_steps=row["local_steps"]),
+            batch_size=None if row["batch_size"] == "None" else row["batch_size"],
+        )
+        assert difference(single, result) <= 1e-12
+        assert single.ledger == result.ledger
+        np.testing.assert_allclose(single.history["x"], result.history["x"], atol=1e-12)
+        assert single.history["round"].tolist() == result.history["round"].tolist()
+        assert row["x"] == result.history["x"][-1]
+
+
+def test_one_structure_is_one_program(compilations):
+    method = rk.SimFBO(lr=rk.Rates(0.02))
+    sweep(method, {"lr.default": [0.01, 0.02, 0.03], "seed": [0, 1]})
+    with compilations.counted():
+        sweep(method, {"lr.default": [0.04, 0.05, 0.06], "seed": [2, 3]})
+    assert compilations.count == 0
+
+
+def test_a_grid_is_cut_to_fit_the_memory():
+    method = rk.SimFBO(lr=rk.Rates(0.02))
+    whole = sweep(method, {"seed": [0, 1, 2, 3, 4]})
+    parts = sweep(method, {"seed": [0, 1, 2, 3, 4]}, memory=200)
+    for a, b in zip(whole.results, parts.results):
+        assert difference(a, b) <= 1e-12
+
+
+def test_a_diverged_row_is_data_and_disturbs_no_other():
+    method = rk.SimFBO(lr=rk.Rates(0.02))
+    table = sweep(method, {"lr.y": [0.02, 1e60]}, rounds=40)
+    assert table["status"].tolist() == ["done", "diverged"]
+    with pytest.warns(rk.DivergenceWarning):
+        single = own(rk.SimFBO(lr=rk.Rates(0.02, y=1e60)), rounds=40)
+    result = table.results[1]
+    assert result.divergence == single.divergence
+    for a, b in zip(result.state.leaves, single.state.leaves):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+    assert result.ledger == single.ledger
+    assert difference(own(rk.SimFBO(lr=rk.Rates(0.02, y=0.02)), rounds=40), table.results[0]) <= 1e-12
+
+
+def test_rows_stop_at_their_targets():
+    table = sweep(
+        rk.SimFBO(lr=rk.Rates(0.02)), {"lr.x": [0.5, 1e-6]}, rounds=40, stop={"x": lambda x: abs(x - 0.3) > 0.01}
+    )
+    assert table["status"].tolist() == ["stopped", "done"]
+    assert table["round"][0] < 40 == table["round"][1]
+
+
+@pytest.mark.parametrize(
+    ("over", "sentence"),
+    [
+        ({}, "over: {} was given; a mapping such as"),
+        ({"lr.x": []}, "over: 'lr.x' has no values"),
+        ({"sead": [1]}, "over: 'sead' is not known (did you mean 'seed'?)"),
+        ({"server_lr.x": [1]}, "over: 'server_lr.x' was given, and server_lr is None in this method"),
+        ({"lr.w": [1.0]}, "lr: there is no sequence 'w'"),
+    ],
+)
+def test_bad_grids_are_refused(over, sentence):
+    with pytest.raises(rk.InputError) as error:
+        sweep(rk.SimFBO(lr=rk.Rates(0.02)), over)
+    assert sentence in str(error.value)

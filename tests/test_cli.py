@@ -1,0 +1,182 @@
+"""The command: what it writes, what it says, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import rookery as rk
+from rookery.algorithms.registry import METHODS
+from rookery.cli import main, parse_options, parse_steps
+from rookery.tasks.registry import TASKS
+
+SMALL = ["--rounds", "6", "--clients", "20", "--cohort", "4", "--task.hidden", "8"]
+FILES = ["config.json", "history.csv", "plot.png", "result.json", "sequences.safetensors", "state.safetensors"]
+
+
+def test_a_run_leaves_a_whole_folder(tmp_path, capsys):
+    out = tmp_path / "mine"
+    options = ["--method.lr.x", "0.05", "--partition", "dirichlet:0.2", "--seed", "3", "--out", str(out)]
+    assert main(["run", "hyperrep", "simfbo", *SMALL, *options]) == 0
+    shown = capsys.readouterr().out
+    assert f"results in {out}" in shown and "accuracy" in shown and "exchanges" in shown
+    assert sorted(path.name for path in out.iterdir()) == FILES
+    config = json.loads((out / "config.json").read_text())
+    assert config["method"]["lr"] == {"x": 0.05, "y": 0.2, "v": 0.2}
+    assert (config["seed"], config["partition"], config["clients"]) == (3, "dirichlet:0.2", 20)
+    assert config["versions"]["jax"] and config["versions"]["rookery"] == rk.__version__
+    assert load_file(out / "sequences.safetensors")["x.w"].shape == (64, 8)
+    assert (out / "plot.png").read_bytes().startswith(b"\x89PNG")
+    result = rk.Result.load(out)
+    assert result.history["round"].tolist() == list(range(7))
+    assert set(result.history) >= {"accuracy", "loss", "bytes_up"}
+
+
+def test_the_default_folder_is_named_after_time_task_and_method(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert main(["run", "hyperrep", "fedbio", *SMALL]) == 0
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert len(names) == 2 and all("_hyperrep_fedbio" in name for name in names)
+
+
+def test_the_command_is_the_library(tmp_path):
+    """The same run by hand gives the same parameters."""
+    out = tmp_path / "run"
+    assert main(["run", "hyperrep", "simfbo", *SMALL, "--method.local-steps", "1..3", "--out", str(out)]) == 0
+    task = TASKS["hyperrep"](hidden=8)
+    parts = task.assemble(rk.IID(), clients=20, seed=0)
+    method = rk.SimFBO(lr=rk.Rates(**task.rates), local_steps=rk.RandomSteps(1, 3))
+    result = rk.run(
+        parts.problem, method, parts.clients, x=parts.x, y=parts.y, rounds=6, sampling=rk.Uniform(4),
+        batch_size=task.batch_size,
+    )  # fmt: skip
+    np.testing.assert_array_equal(load_file(out / "sequences.safetensors")["x.w"], result.x["w"])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_can_be_given_from_the_shell(name):
+    options = parse_options("hyperrep", TASKS["hyperrep"], METHODS[name], ["--method.lr.y", "0.5", "--cohort", "7"])
+    assert isinstance(options.method, METHODS[name].method)
+    assert options.method.lr["y"] == 0.5 and options.method.lr["x"] == 0.2
+    assert options.run.cohort == 7 and options.method.local_steps == 1
+
+
+def test_server_rates_are_given_whole_or_not_at_all():
+    row, task = METHODS["simfbo"], TASKS["hyperrep"]
+    flags = [part for name in "xyv" for part in (f"--method.server-lr.{name}", "0.3")]
+    assert parse_options("hyperrep", task, row, flags).method.server_lr["v"] == 0.3
+    assert parse_options("hyperrep", task, row, []).method.server_lr is None
+    with pytest.raises(rk.InputError, match="server_lr: no rate for y; give all of x, y, v, or none"):
+        parse_options("hyperrep", task, row, flags[:2])
+
+
+def test_steps_as_text():
+    assert parse_steps("local_steps", "5") == 5
+    assert parse_steps("local_steps", "1..10") == rk.RandomSteps(1, 10)
+    assert parse_steps("local_steps", "1,2,4") == rk.FixedSteps([1, 2, 4])
+    with pytest.raises(rk.InputError, match="local_steps: 'many' was given; allowed are a number"):
+        parse_steps("local_steps", "many")
+
+
+def test_list_shows_what_there_is(capsys):
+    assert main(["list"]) == 0
+    shown = capsys.readouterr().out
+    for name in (*METHODS, *TASKS, "iid", "shards", "dirichlet", "dirichlet-class"):
+        assert name in shown
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["run", "--help"]])
+def test_help(arguments, capsys):
+    assert main(arguments) == 0
+    assert "rookery run TASK METHOD" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["rum"], "command: 'rum' is not known (did you mean 'run'?)"),
+        (["list", "all"], "list: 'all' was given; it takes no arguments"),
+        (["run"], "run: a task and a method are needed"),
+        (["run", "hyperep", "simfbo"], "task: 'hyperep' is not known (did you mean 'hyperrep'?)"),
+        (["run", "hyperrep", "simfob"], "method: 'simfob' is not known (did you mean 'simfbo'?)"),
+        (["run", "hyperrep", "simfbo", "--roundz", "3"], "option: '--roundz' is not known (did you mean '--rounds'?)"),
+        (["run", "hyperrep", "simfbo", "--method.lr.z", "3"], "option: '--method.lr.z' is not known"),
+        (["run", "hyperrep", "simfbo", "--rounds", "0"], "rounds: 0 was given; a whole number of at least 1 is needed"),
+        (
+            ["run", "hyperrep", "simfbo", "--cohort", "200"],
+            "sampling: a cohort of 200 was given; the population has 100",
+        ),
+        (
+            ["run", "hyperrep", "simfbo", "--partition", "dirchlet:1"],
+            "partition: 'dirchlet' is not known (did you mean",
+        ),
+        (["run", "hyperrep", "simfbo", "--clients", "5000"], "clients"),
+        (["run", "hyperrep", "simfbo", "--task.data", "mnits"], "task.data: 'mnits' is not known"),
+        (["run", "hyperrep", "simfbo", "--method.lr.x", "nan"], "lr.x: nan was given"),
+        (["run", "hyperrep", "simfbo", "--clients", "0"], "clients, cohort: 0, 10 were given"),
+    ],
+)
+def test_mistakes_get_a_sentence_and_leave_nothing(arguments, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("rookery: ") and sentence in shown and shown.count("\n") == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_folder_that_is_taken_or_cannot_be_made_is_refused_at_once(tmp_path, capsys):
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "file").touch()
+    assert main(["run", "hyperrep", "simfbo", *SMALL, "--out", str(taken)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["run", "hyperrep", "simfbo", *SMALL, "--out", str(taken / "file" / "inside")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert [path.name for path in taken.iterdir()] == ["file"]
+
+
+def test_a_diverging_run_says_so_and_keeps_its_folder(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert (
+        main(["run", "hyperrep", "simfbo", *SMALL, "--rounds", "200", "--method.lr.y", "1e30", "--out", str(out)]) == 1
+    )
+    assert "the run diverged:" in capsys.readouterr().out
+    assert rk.Result.load(out).status == "diverged"
+
+
+def test_a_target_ends_the_run(tmp_path):
+    out = tmp_path / "run"
+    assert main(["run", "hyperrep", "simfbo", *SMALL, "--rounds", "200", "--target", "0.3", "--out", str(out)]) == 0
+    result = rk.Result.load(out)
+    assert result.status == "stopped" and result.history["accuracy"][-1] >= 0.3
+
+
+def test_ctrl_c_leaves_a_valid_folder(tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-u", "-m", "rookery.cli", "run", "hyperrep", "simfbo", "--rounds", "100000000"]
+    environment = os.environ | {"PYTHONPATH": str(Path(rk.__file__).parents[1]), "COLUMNS": "200", "FORCE_COLOR": "1"}
+    process = subprocess.Popen([*command, "--every", "10", "--out", str(out)], stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    shown, end = b"", time.monotonic() + 120
+    while b"rounds/s" not in shown and time.monotonic() < end:
+        time.sleep(0.1)
+        shown += process.stdout.read() or b""
+    process.send_signal(signal.SIGINT)
+    os.set_blocking(process.stdout.fileno(), True)
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, (shown + rest)[-2000:]
+    assert b"interrupted after round" in rest
+    assert sorted(path.name for path in out.iterdir()) == FILES
+    result = rk.Result.load(out)
+    assert result.status == "interrupted" and 0 < result.state.round < 100000000
