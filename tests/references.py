@@ -108,6 +108,22 @@ def _bilevel(clients: int = 3, local: bool = False) -> Bed:
     return Bed(exact.problem, exact.clients, np.stack(matrices), np.stack(offsets), _parts(x=dx, y=dy, v=dy), leaves=2)
 
 
+def _affine(z, e):
+    """D = M z + b, part by part."""
+    point = jax.numpy.concatenate([z.x, z.y, z.v])
+    moved = e["M"] @ point + e["b"]
+    dx, dy = z.x.size, z.y.size
+    return {"x": moved[:dx], "y": moved[dx : dx + dy], "v": moved[dx + dy :]}
+
+
+def _field() -> Bed:
+    """E1 given by its direction field in closed form: nothing to differentiate, so it compiles fastest."""
+    exact = bed_of("bilevel")
+    records = [{"M": M[None], "b": b[None]} for M, b in zip(exact.matrices, exact.offsets)]
+    problem = rk.Field(_affine, sequences=["x", "y", "v"])
+    return Bed(problem, rk.federate(records, exact.weights), exact.matrices, exact.offsets, exact.parts)
+
+
 def _saddle_loss(x, y, e):
     """F = 1/2 x'P x + x'Q y - 1/2 y'S y + r'x + s'y."""
     return 0.5 * x @ e["P"] @ x + x @ e["Q"] @ y - 0.5 * y @ e["S"] @ y + e["r"] @ x + e["s"] @ y
@@ -162,6 +178,7 @@ def _joint() -> Bed:
 
 _BEDS: dict[str, Callable[[], Bed]] = {
     "bilevel": _bilevel,
+    "field": _field,
     "one client": lambda: _bilevel(clients=1),
     "local lower level": lambda: _bilevel(local=True),
     "minimax with sets": _minimax,
@@ -170,7 +187,7 @@ _BEDS: dict[str, Callable[[], Bed]] = {
 
 
 @cache
-def bed(name: str) -> Bed:
+def bed_of(name: str) -> Bed:
     return _BEDS[name]()
 
 
@@ -195,10 +212,10 @@ def into_simplex(a: np.ndarray) -> np.ndarray:
 State = dict[str, Any]
 
 
-def rates(problem_bed: Bed, given: Any, at: int) -> np.ndarray:
+def rates(bed: Bed, given: Any, at: int) -> np.ndarray:
     """Step sizes as one number per entry of a point."""
-    values = {name: given[name](at) if callable(given[name]) else given[name] for name in problem_bed.parts}
-    return np.concatenate([np.full(part.stop - part.start, values[name]) for name, part in problem_bed.parts.items()])
+    values = {name: given[name](at) if callable(given[name]) else given[name] for name in bed.parts}
+    return np.concatenate([np.full(part.stop - part.start, values[name]) for name, part in bed.parts.items()])
 
 
 def steps_of(given: Any, i: int) -> int:
@@ -214,14 +231,14 @@ def coefficient(given: Any, k: int, i: int, at: int) -> float:
     return float(table[k] if table.ndim == 1 else table[i][k])
 
 
-def unbiased(problem_bed: Bed, cohort: Mapping[int, float], replies: Mapping[int, Any]) -> Any:
+def unbiased(bed: Bed, cohort: Mapping[int, float], replies: Mapping[int, Any]) -> Any:
     """M(r) = sum_C (p_i / pi_i) r_i."""
-    return sum(problem_bed.weights[i] / cohort[i] * replies[i] for i in cohort)
+    return sum(bed.weights[i] / cohort[i] * replies[i] for i in cohort)
 
 
-def normalised_mean(problem_bed: Bed, cohort: Mapping[int, float], replies: Mapping[int, Any]) -> Any:
+def normalised_mean(bed: Bed, cohort: Mapping[int, float], replies: Mapping[int, Any]) -> Any:
     """N(r) = sum_C p_i r_i / sum_C p_i."""
-    return sum(problem_bed.weights[i] * replies[i] for i in cohort) / sum(problem_bed.weights[i] for i in cohort)
+    return sum(bed.weights[i] * replies[i] for i in cohort) / sum(bed.weights[i] for i in cohort)
 
 
 @dataclass
@@ -233,40 +250,40 @@ class Walk:
     work: float
 
 
-def walk(problem_bed: Bed, state: State, i: int, lr: Any, local_steps: Any, coefficients: Any = None) -> Walk:
+def walk(bed: Bed, state: State, i: int, lr: Any, local_steps: Any, coefficients: Any = None) -> Walk:
     """tau_i times z_i <- z_i - eta a_k D_i(z_i), the client's own sequences kept in their sets after every step."""
-    eta = rates(problem_bed, lr, state["round"])
-    z = np.where(problem_bed.shared, state["z"], state["own"][i])
+    eta = rates(bed, lr, state["round"])
+    z = np.where(bed.shared, state["z"], state["own"][i])
     terms, amounts = [], []
     for k in range(steps_of(local_steps, i)):
         a = coefficient(coefficients, k, i, state["round"])
-        d = problem_bed.direction(i, z)
-        z = problem_bed.project(z - eta * a * d, problem_bed.problem.local)
+        d = bed.direction(i, z)
+        z = bed.project(z - eta * a * d, bed.problem.local)
         terms.append(a * d)
         amounts.append(abs(a))
     return Walk(z, np.sum(terms, axis=0), sum(amounts))
 
 
-def after(problem_bed: Bed, state: State, walks: Mapping[int, Walk], z: np.ndarray, **more: Any) -> State:
+def after(bed: Bed, state: State, walks: Mapping[int, Walk], z: np.ndarray, **more: Any) -> State:
     """The state of the next round: z in its sets, and the walkers' own sequences where their walks ended."""
     own = state["own"].copy()
     for i, its in walks.items():
         own[i] = its.end
-    z = problem_bed.project(z, problem_bed.problem.shared)
+    z = bed.project(z, bed.problem.shared)
     return {**state, "z": z, "own": own, "round": state["round"] + 1, **more}
 
 
-def keep_in_ball(problem_bed: Bed, state: State, radius: float | None) -> State:
+def keep_in_ball(bed: Bed, state: State, radius: float | None) -> State:
     """v <- v min(1, r / ||v||)."""
     if radius is None:
         return state
-    z, part = state["z"].copy(), problem_bed.parts["v"]
+    z, part = state["z"].copy(), bed.parts["v"]
     z[part] = into_ball(z[part], radius)
     return {**state, "z": z}
 
 
 def simfbo(
-    problem_bed: Bed,
+    bed: Bed,
     state: State,
     cohort: Mapping[int, float],
     lr: Any,
@@ -276,14 +293,14 @@ def simfbo(
     radius: float | None = None,
 ) -> State:
     """z <- z - gamma M(q), then v into its ball."""
-    walks = {i: walk(problem_bed, state, i, lr, local_steps, coefficients) for i in cohort}
-    gamma = rates(problem_bed, server_lr or lr, state["round"])
-    q = unbiased(problem_bed, cohort, {i: its.total for i, its in walks.items()})
-    return keep_in_ball(problem_bed, after(problem_bed, state, walks, state["z"] - gamma * q), radius)
+    walks = {i: walk(bed, state, i, lr, local_steps, coefficients) for i in cohort}
+    gamma = rates(bed, server_lr or lr, state["round"])
+    q = unbiased(bed, cohort, {i: its.total for i, its in walks.items()})
+    return keep_in_ball(bed, after(bed, state, walks, state["z"] - gamma * q), radius)
 
 
 def shrofbo(
-    problem_bed: Bed,
+    bed: Bed,
     state: State,
     cohort: Mapping[int, float],
     lr: Any,
@@ -293,22 +310,22 @@ def shrofbo(
     radius: float | None = None,
 ) -> State:
     """z <- z - rho gamma M(q / ||a||_1) with rho = N(||a||_1), then v into its ball."""
-    walks = {i: walk(problem_bed, state, i, lr, local_steps, coefficients) for i in cohort}
-    gamma = rates(problem_bed, server_lr or lr, state["round"])
-    h = unbiased(problem_bed, cohort, {i: its.total / its.work for i, its in walks.items()})
-    rho = normalised_mean(problem_bed, cohort, {i: its.work for i, its in walks.items()})
-    return keep_in_ball(problem_bed, after(problem_bed, state, walks, state["z"] - rho * gamma * h), radius)
+    walks = {i: walk(bed, state, i, lr, local_steps, coefficients) for i in cohort}
+    gamma = rates(bed, server_lr or lr, state["round"])
+    h = unbiased(bed, cohort, {i: its.total / its.work for i, its in walks.items()})
+    rho = normalised_mean(bed, cohort, {i: its.work for i, its in walks.items()})
+    return keep_in_ball(bed, after(bed, state, walks, state["z"] - rho * gamma * h), radius)
 
 
-def fedbio(problem_bed: Bed, state: State, cohort: Mapping[int, float], lr: Any, local_steps: Any = 1) -> State:
+def fedbio(bed: Bed, state: State, cohort: Mapping[int, float], lr: Any, local_steps: Any = 1) -> State:
     """z <- z + M(z_i - z)."""
-    walks = {i: walk(problem_bed, state, i, lr, local_steps) for i in cohort}
-    moved = unbiased(problem_bed, cohort, {i: its.end - state["z"] for i, its in walks.items()})
-    return after(problem_bed, state, walks, state["z"] + moved)
+    walks = {i: walk(bed, state, i, lr, local_steps) for i in cohort}
+    moved = unbiased(bed, cohort, {i: its.end - state["z"] for i, its in walks.items()})
+    return after(bed, state, walks, state["z"] + moved)
 
 
 def fedavg(
-    problem_bed: Bed,
+    bed: Bed,
     state: State,
     cohort: Mapping[int, float],
     lr: Any,
@@ -317,14 +334,14 @@ def fedavg(
 ) -> State:
     """z <- z + M(z_i - z), or N(z_i), which is McMahan's mean of the points."""
     if not normalised:
-        return fedbio(problem_bed, state, cohort, lr, local_steps)
-    walks = {i: walk(problem_bed, state, i, lr, local_steps) for i in cohort}
-    points = normalised_mean(problem_bed, cohort, {i: its.end for i, its in walks.items()})
-    return after(problem_bed, state, walks, points)
+        return fedbio(bed, state, cohort, lr, local_steps)
+    walks = {i: walk(bed, state, i, lr, local_steps) for i in cohort}
+    points = normalised_mean(bed, cohort, {i: its.end for i, its in walks.items()})
+    return after(bed, state, walks, points)
 
 
 def fedbioacc(
-    problem_bed: Bed,
+    bed: Bed,
     state: State,
     cohort: Mapping[int, float],
     lr: Any,
@@ -334,9 +351,9 @@ def fedbioacc(
     offset: float = 1.0,
 ) -> State:
     """z_i' = z_i - eta alpha_t m_i, m_i <- D_i(z_i') + (1 - c alpha_t^2)(m_i - D_i(z_i)); every I-th time averaged."""
-    eta = rates(problem_bed, lr, state["round"])
-    c = rates(problem_bed, rk.Rates(1.0) if momentum is None else momentum, state["round"])
-    direction = problem_bed.direction
+    eta = rates(bed, lr, state["round"])
+    c = rates(bed, rk.Rates(1.0) if momentum is None else momentum, state["round"])
+    direction = bed.direction
     z = dict.fromkeys(cohort, state["z"])
     m = {i: direction(i, z[i]) if state["round"] == 0 else state["m"] for i in cohort}
     t = state.get("t", 0)
@@ -349,11 +366,11 @@ def fedbioacc(
             z[i] = new
     t += 1
     alpha = delta / (offset + t) ** (1 / 3)
-    moved = unbiased(problem_bed, cohort, {i: z[i] - eta * alpha * m[i] - state["z"] for i in cohort})
-    result = after(problem_bed, state, {}, state["z"] + moved, t=t)
+    moved = unbiased(bed, cohort, {i: z[i] - eta * alpha * m[i] - state["z"] for i in cohort})
+    result = after(bed, state, {}, state["z"] + moved, t=t)
     new = result["z"]
     momenta = {i: direction(i, new) + (1 - c * alpha**2) * (m[i] - direction(i, z[i])) for i in cohort}
-    return {**result, "m": unbiased(problem_bed, cohort, momenta)}
+    return {**result, "m": unbiased(bed, cohort, momenta)}
 
 
 REFERENCES: dict[str, Callable[..., State]] = {
@@ -405,6 +422,7 @@ def _single_loop(method: str) -> list[Setting]:
         Setting(
             "everything",
             method,
+            "field",
             options={
                 "lr": FALLING,
                 "server_lr": GROWING,
@@ -440,7 +458,7 @@ def _single_loop(method: str) -> list[Setting]:
 def _averaging(method: str) -> list[Setting]:
     """What FedBiO and FedAvg have in common."""
     return [
-        Setting("sampled", method, options={"lr": FALLING, "local_steps": UNEQUAL}, probabilities=CHANCES),
+        Setting("sampled", method, "field", {"lr": FALLING, "local_steps": UNEQUAL}, probabilities=CHANCES),
         Setting("one step", method, options={"lr": LR}),
         Setting("three steps", method, options={"lr": LR, "local_steps": 3}),
         Setting("one client", method, "one client", {"lr": LR, "local_steps": 3}),
@@ -472,6 +490,7 @@ SETTINGS = [
     Setting(
         "everything",
         "fedbioacc",
+        "field",
         options={"lr": FALLING, "local_steps": 3, "momentum": _MOMENTUM, "delta": 0.8, "offset": 1.7},
         probabilities=CHANCES,
     ),
@@ -484,7 +503,7 @@ SETTINGS = [
 
 def cohorts(setting: Setting) -> list[dict[int, float]]:
     """Every cohort that a round may have, with the inclusion probabilities."""
-    population = bed(setting.bed).population
+    population = bed_of(setting.bed).population
     if setting.probabilities is None:
         return [dict.fromkeys(range(population), 1.0)]
     return [{i: setting.probabilities[i] for i in members} for members in itertools.combinations(range(population), 2)]
@@ -494,13 +513,13 @@ def cohorts(setting: Setting) -> list[dict[int, float]]:
 def outcomes(name: str) -> tuple[State, ...]:
     """Where a setting's reference may end: one state for every sequence of cohorts."""
     setting = next(s for s in SETTINGS if label(s) == name)
-    problem_bed = bed(setting.bed)
-    z = problem_bed.start()
-    first: State = {"z": z, "own": np.tile(z, (problem_bed.population, 1)), "round": 0}
+    bed = bed_of(setting.bed)
+    z = bed.start()
+    first: State = {"z": z, "own": np.tile(z, (bed.population, 1)), "round": 0}
     ends = [first]
     for _ in range(setting.rounds):
         ends = [
-            REFERENCES[setting.method](problem_bed, state, cohort, **setting.options)
+            REFERENCES[setting.method](bed, state, cohort, **setting.options)
             for state in ends
             for cohort in cohorts(setting)
         ]
@@ -511,11 +530,11 @@ def flat(tree: Any) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def gap(problem_bed: Bed, state: State, result: rk.Result) -> float:
+def gap(bed: Bed, state: State, result: rk.Result) -> float:
     """The largest difference between a run's last point and a reference's, local sequences client by client."""
     gaps = []
-    for name, part in problem_bed.parts.items():
-        if name in problem_bed.problem.local:
+    for name, part in bed.parts.items():
+        if name in bed.problem.local:
             pairs = [(flat(own[name]), state["own"][i][part]) for i, own in enumerate(result.local)]
         else:
             pairs = [(flat(result.sequences[name]), state["z"][part])]
@@ -528,11 +547,11 @@ def agrees(setting: Setting, cls: type | None = None, engine: Any = "local") -> 
 
     Which cohorts a seed draws is no business of a method, so all of them are tried: two that differ lie far apart.
     """
-    problem_bed = bed(setting.bed)
+    bed = bed_of(setting.bed)
     method = (cls or METHODS[setting.method].method)(**setting.options)
     sampling = None if setting.probabilities is None else rk.Weighted(setting.probabilities)
-    result = problem_bed.run(method, setting.rounds, sampling=sampling, seed=3, engine=engine)
-    gaps = [gap(problem_bed, state, result) for state in outcomes(label(setting))]
+    result = bed.run(method, setting.rounds, sampling=sampling, seed=3, engine=engine)
+    gaps = [gap(bed, state, result) for state in outcomes(label(setting))]
     assert min(gaps) <= TOLERANCE, f"{label(setting)}: {min(gaps):.3g} from the nearest reference"
 
 
@@ -581,6 +600,28 @@ def first_batch_is_taken_once(cls: type | None = None, engine: Any = "local") ->
     method = (cls or METHODS["fedbioacc"].method)(lr=0.1, local_steps=2, first_batch=7)
     result = rk.run(problem, method, clients, x=0.0, rounds=3, batch_size=2, engine=engine)
     assert result.ledger.oracles["samples"] == 7 + 3 * 2 * 2
+
+
+def work_is_the_norm(descend: Callable[..., tuple], engine: Any = "local") -> None:
+    """`descend` gives ||a_i||_1 itself; in ShroFBO a wrong sign of it cancels."""
+
+    @rk.method
+    class Probe:
+        """x <- x + the work of three local steps."""
+
+        lr: rk.Rates
+        descend: Callable[..., tuple] = rk.static()
+
+        def round(self, state: rk.State, cohort: rk.Cohort) -> rk.State:
+            work = cohort.mean("work", state.z)
+            return state.next(z=state.z.map(lambda name, vector: rk.Vector(vector.tree + work)))
+
+        def work(self, client: rk.Client, z: rk.Sequences) -> Any:
+            return self.descend(client, z, self.lr.at(client.round), client.steps(3), np.array([0.5, -2.0, 1.0]))[1]
+
+    problem, clients, _ = _slopes()
+    result = rk.run(problem, Probe(0.1, descend), clients, x=0.0, rounds=1, precision="float64", engine=engine)
+    assert abs(float(result.x) - 3.5) <= TOLERANCE
 
 
 def sampling_checks(name: str) -> list[Callable[..., None]]:

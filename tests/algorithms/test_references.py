@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import references
-from references import REFERENCES, SETTINGS, bed, label
+from references import REFERENCES, SETTINGS, bed_of, label
+from rookery.algorithms.local_steps import descend
 from rookery.algorithms.registry import METHODS
 
 
@@ -17,7 +18,7 @@ def test_every_method_has_a_reference():
 def test_trajectory_is_the_reference(setting):
     # The common tests hold the engines to each other on problems without local sequences and sets: there the engine
     # that compiles least will do.
-    special = bed(setting.bed).problem.local or bed(setting.bed).sets
+    special = bed_of(setting.bed).problem.local or bed_of(setting.bed).sets
     references.agrees(setting, engine="local" if special else "eager")
 
 
@@ -25,3 +26,7 @@ def test_trajectory_is_the_reference(setting):
 def test_samples(name):
     for check in references.sampling_checks(name):
         check(engine="eager")
+
+
+def test_local_work():
+    references.work_is_the_norm(descend, engine="eager")

@@ -197,3 +197,34 @@ def test_phases_of_components_have_dotted_names():
     whole = agree(bed("E1"), WithPiece(lr=rk.Rates(0.05)))
     assert difference(whole, run(bed("E1"), rk.SimFBO(lr=rk.Rates(0.05)), rounds=8)) <= 1e-14
     assert {site.phase for site in whole.ledger.replies_at} == {"piece.push"}
+
+
+@rk.method
+class Nested:
+    """Loops and branches inside a loop, each with oracle calls of its own."""
+
+    lr: rk.Rates
+    outer: int = 3
+
+    def round(self, state, cohort):
+        return state.next(z=state.z - self.lr * cohort.mean("work", state.z))
+
+    def work(self, client, z):
+        def inner(q, k, key):
+            return q + client.direction(z, client.sample(key)) * 0.01
+
+        def outer(q, k, key):
+            q = client.loop(client.index + 1, inner, q)
+            return client.choose(k % 2 == 0, lambda: q + client.direction(z, client.sample(key)), lambda: q)
+
+        return client.loop(self.outer, outer, z.zeros())
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_oracle_calls_inside_loops_and_branches_are_counted(batch_size):
+    result = agree(bed("E1"), Nested(lr=rk.Rates(0.01)), batch_size=batch_size)
+    calls = [3 * (i + 1) + 2 for i in range(3)]  # per client and round: the inner loops, and the branches at k = 0, 2
+    assert result.ledger.oracles["hvps"] == 8 * sum(calls)
+    assert result.ledger.oracles["gradients"] == 8 * 3 * sum(calls)
+    per_call = [2 * size if batch_size is None else 2 * batch_size for size in bed("E1").clients.sizes]
+    assert result.ledger.samples == 8 * sum(n * size for n, size in zip(calls, per_call))

@@ -10,11 +10,14 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import dataclasses
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+
+import jax
 
 # Names that hold points or directions: one may stand for another without a type error.
 POINTS = ("z", "z_i", "new", "old", "m", "q", "d", "h", "local", "entered")
@@ -51,7 +54,7 @@ def mutants(source: str) -> list[Mutant]:
             if text in seen:
                 continue
             seen.add(text)
-            key = f"{site.function}: {what}"
+            key = f"{site.function} | {site.statement} | {what}"
             keys[key] = keys.get(key, 0) + 1
             number = f" [{keys[key]}]" if keys[key] > 1 else ""
             found.append(Mutant(key + number, site.node.lineno, text))  # type: ignore[attr-defined]
@@ -77,6 +80,12 @@ class _Site:
         return ".".join(owners)
 
     @property
+    def statement(self) -> str:
+        """The text of the statement that it is in; of one with a body, its first line."""
+        *_, statement = (node for node in (*self.parents, self.node) if isinstance(node, ast.stmt))
+        return _text(_with(statement, body=[], orelse=[]) if hasattr(statement, "body") else statement)
+
+    @property
     def parent(self) -> ast.AST:
         return self.parents[-1]
 
@@ -95,7 +104,9 @@ def _sites(tree: ast.AST) -> list[_Site]:
                     yield from walk(child, (*parents, node), (*path, (name, place)))
 
     # Imports and module-level statements are no part of a method.
-    return [site for site in walk(tree, (), ()) if any(isinstance(p, (ast.FunctionDef, ast.ClassDef)) for p in site.parents)]
+    return [
+        site for site in walk(tree, (), ()) if any(isinstance(p, (ast.FunctionDef, ast.ClassDef)) for p in site.parents)
+    ]
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -125,7 +136,13 @@ Change = tuple[str, ast.AST]
 def _changes(site: _Site) -> Iterator[Change]:
     for operator in _OPERATORS:
         for put in operator(site):
-            yield f"{_text(site.node)} -> {_text(put)}", put
+            before = "it" if isinstance(site.node, ast.stmt) else _text(site.node)
+            after = (
+                "left out"
+                if isinstance(put, ast.Pass)
+                else _text(_with(put, body=[], orelse=[]) if isinstance(put, ast.stmt) else put)
+            )
+            yield f"{before} -> {after}", put
 
 
 def _text(node: ast.AST) -> str:
@@ -178,7 +195,8 @@ def _choices(site: _Site) -> Iterator[ast.AST]:
     elif isinstance(node, ast.IfExp):
         yield from (node.body, node.orelse)
     elif isinstance(node, ast.If):
-        yield _with(node, test=ast.UnaryOp(ast.Not(), node.test))
+        if not isinstance(node.test, ast.Compare):  # which is turned around itself
+            yield _with(node, test=ast.UnaryOp(ast.Not(), node.test))
         if not isinstance(node.body[-1], ast.Return):
             yield ast.Pass()
     elif isinstance(node, ast.Expr):
@@ -231,7 +249,7 @@ def _weights(site: _Site) -> Iterator[ast.AST]:
 def _points(site: _Site) -> Iterator[ast.AST]:
     """An old point for a new one: any point that is at hand for another."""
     node = site.node
-    if not _is_point(node) or not isinstance(node.ctx, ast.Load):  # type: ignore[attr-defined]
+    if not _is_point(node) or not isinstance(node.ctx, ast.Load) or not site.functions:  # type: ignore[attr-defined]
         return
     if isinstance(site.parent, ast.Attribute) and site.parent.attr in ("zeros", "at"):
         return  # only its shape counts
@@ -241,18 +259,20 @@ def _points(site: _Site) -> Iterator[ast.AST]:
 def _points_at_hand(site: _Site) -> list[ast.AST]:
     """The points that are bound where the site stands, in order of their first appearance."""
     found: dict[str, ast.AST] = {}
-    for function in site.functions:
-        for argument in function.args.args:
-            if argument.arg in POINTS:
-                found.setdefault(argument.arg, ast.Name(argument.arg, ast.Load()))
-        for node in ast.walk(function):
-            inside = [f for f in ast.walk(function) if isinstance(f, ast.FunctionDef) and f is not function]
-            elsewhere = any(f not in site.functions and node in ast.walk(f) for f in inside)
-            if not _is_point(node) or elsewhere:
+
+    def look(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef) and child not in site.parents:
                 continue
-            bound = isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Store)  # type: ignore[attr-defined]
-            if bound and (node.lineno < site.node.lineno or isinstance(node, ast.Attribute)):  # type: ignore[attr-defined]
-                found.setdefault(_text(node), _with(node, ctx=ast.Load()))
+            if isinstance(child, ast.arg) and child.arg in POINTS:
+                found.setdefault(child.arg, ast.Name(child.arg, ast.Load()))
+            if _is_point(child):
+                stored = isinstance(child.ctx, ast.Store) and child.lineno < site.node.lineno  # type: ignore[attr-defined]
+                if stored or isinstance(child, ast.Attribute):
+                    found.setdefault(_text(child), _with(child, ctx=ast.Load()))
+            look(child)
+
+    look(site.functions[0])
     return list(found.values())
 
 
@@ -336,8 +356,10 @@ def loaded(sources: Mapping[str, str]) -> Iterator[dict[str, types.ModuleType]]:
     So a module that imports an earlier one of them gets the fresh one; others have the real ones already.
     """
     before = {name: sys.modules.get(name) for name in sources}
+    register = jax.tree_util.register_dataclass
     modules = {}
     try:
+        jax.tree_util.register_dataclass = _register_with_class
         for name, source in sources.items():
             module = types.ModuleType(name)
             module.__package__ = name.rpartition(".")[0]
@@ -345,8 +367,31 @@ def loaded(sources: Mapping[str, str]) -> Iterator[dict[str, types.ModuleType]]:
             exec(compile(source, f"<mutant of {name}>", "exec"), module.__dict__)
         yield modules
     finally:
+        jax.tree_util.register_dataclass = register
         for name, module in before.items():
             if module is None:
                 sys.modules.pop(name, None)
             else:
                 sys.modules[name] = module
+
+
+def _register_with_class(cls: type) -> type:
+    """As JAX's `register_dataclass`, with the class as part of the structure.
+
+    Structures of two registered dataclasses with the same fields compare equal (JAX 0.10), and only their hashes keep
+    `jit` from taking one's program for the other's. All mutants of a file have the same fields, and there are enough
+    of them for hashes to meet.
+    """
+    fields = dataclasses.fields(cls)
+    static = tuple(field.name for field in fields if field.metadata.get("static"))
+    traced = tuple(field.name for field in fields if field.name not in static)
+
+    def flatten(node: object) -> tuple[tuple, tuple]:
+        children = tuple((jax.tree_util.GetAttrKey(name), getattr(node, name)) for name in traced)
+        return children, (cls, *(getattr(node, name) for name in static))
+
+    def unflatten(structure: tuple, children: Iterable) -> object:
+        return cls(**dict(zip(traced, children)), **dict(zip(static, structure[1:])))
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+    return cls

@@ -124,7 +124,7 @@ def test_bad_input_is_one_sentence(name):
 
 
 def test_local_values_of_different_shapes_are_refused():
-    with pytest.raises(rk.InputError, match="y: shapes .* were given at client 1"):
+    with pytest.raises(rk.InputError, match=r"y: shapes .* were given at client 1"):
         rk.run(
             LOCAL, rk.SimFBO(lr=rk.Rates(0.1)), CLIENTS, x={"w": np.zeros(2)}, rounds=1,
             y=lambda key, data: np.zeros(2 if data["a"][0, 0] == 1.0 else 1),

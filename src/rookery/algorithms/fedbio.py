@@ -39,6 +39,4 @@ class FedBiO:
         return state.next(z=cohort.project(state.z + cohort.mean("steps", state.z)))
 
     def steps(self, client: Client, z: Sequences) -> Sequences:
-        eta = self.lr.at(client.round)
-        q, _ = descend(client, z, eta, client.steps(self.local_steps))
-        return -(eta * q)
+        return descend(client, z, self.lr.at(client.round), client.steps(self.local_steps)).moved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -54,33 +55,39 @@ def check_radius(radius: Any, problem: Problem) -> None:
 
 
 def coefficient(coefficients: Any, client: Client, k: Any) -> Any:
-    """a_k of a client in this round; 1 when there are none."""
-    if coefficients is None:
-        return 1
+    """a_k of a client in this round."""
     if isinstance(coefficients, CoefficientFunction):
         return coefficients.function(k, client.index, client.round)
     table = jnp.asarray(coefficients)
     return table[k] if table.ndim == 1 else table[client.index, k]
 
 
-def descend(client: Client, z: Sequences, eta: Rates, steps: Any, coefficients: Any = None) -> tuple[Sequences, Any]:
-    """tau_i steps z_i <- z_i - eta a_k D_i(z_i; fresh sample) from z_i = z.
+@dataclass(frozen=True)
+class Descent:
+    """Where local steps led: z_i - z and q_i of the shared sequences, and ||a_i||_1."""
 
-    Gives q_i = sum_k a_k D_i(z_i^k) of the shared sequences, and ||a_i||_1. Since eta is the same in all steps of a
-    round, z_i = z - eta q_i, and q_i alone is carried. Local sequences stay at their last iterate on the client,
-    projected onto their sets after every step.
+    moved: Sequences
+    q: Sequences
+    norm: Any
+
+
+def descend(client: Client, z: Sequences, eta: Rates, steps: Any, coefficients: Any = None) -> Descent:
+    """tau_i steps z_i <- z_i - eta a_k D_i(z_i; fresh sample) from z_i = z, with q_i = sum_k a_k D_i(z_i^k).
+
+    Local sequences start where the client left them, are projected onto their sets after every step, and stay on the
+    client at their last iterate.
     """
-    entered = client.enter(z)
-    local = entered.only(client.own)
 
     def step(carry: tuple, k: Any, key: Any) -> tuple:
-        q, local, norm = carry
-        a = coefficient(coefficients, client, k)
-        d = client.direction((z - eta * q).merged(local), client.sample(key))
-        local = client.project_local(local - eta * (d.only(client.own) * a))
-        return q + client.shared(d) * a, local, norm + jnp.abs(a)
+        z_i, q, norm = carry
+        d = client.direction(z_i, client.sample(key))
+        if coefficients is not None:
+            a = coefficient(coefficients, client, k)
+            d, norm = d * a, norm + jnp.abs(a)
+        return client.project_local(z_i - eta * d), q + client.shared(d), norm
 
-    first = (z.zeros(), local, jnp.zeros((), client.dtype))
-    q, local, norm = client.loop(steps, step, first)
-    client.leave(z.merged(local))
-    return q, norm
+    norm = jnp.zeros((), client.dtype)
+    z_i, q, norm = client.loop(steps, step, (client.enter(z), z.zeros(), norm))
+    if coefficients is None:
+        norm = jnp.asarray(steps, client.dtype)
+    return Descent(client.leave(z_i) - z, q, norm)

@@ -68,6 +68,6 @@ class ShroFBO:
 
     def steps(self, client: Client, z: Sequences) -> tuple[Sequences, Any]:
         tau = client.steps(self.local_steps)
-        q, norm = descend(client, z, self.lr.at(client.round), tau, self.coefficients)
+        work = descend(client, z, self.lr.at(client.round), tau, self.coefficients)
         # The server adds h_i / pi_i, an unbiased mean, and ||a_i||_1, a sum to be normalised, in one exchange.
-        return q / (norm * client.probability), norm
+        return work.q / (work.norm * client.probability), work.norm

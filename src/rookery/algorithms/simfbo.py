@@ -76,5 +76,4 @@ class SimFBO:
 
     def steps(self, client: Client, z: Sequences) -> Sequences:
         tau = client.steps(self.local_steps)
-        q, _ = descend(client, z, self.lr.at(client.round), tau, self.coefficients)
-        return q
+        return descend(client, z, self.lr.at(client.round), tau, self.coefficients).q

@@ -16,7 +16,7 @@ from rookery.errors import InputError
 from rookery.federation.client import Call, Record, Setting, answer
 from rookery.federation.cohort import Cohort
 from rookery.federation.keys import exchange_key, round_key, sampling_key
-from rookery.federation.ledger import ORACLES, Ledger, Tally, site_of
+from rookery.federation.ledger import ORACLES, Ledger, Tally, Totals, site_of
 from rookery.federation.sampling import Members
 from rookery.vectors import row
 
@@ -50,7 +50,7 @@ class Program:
     setting: Setting
     at_once: int
 
-    def round(self, inputs: Inputs, carry: Carry) -> tuple[Carry, Tally, jax.Array]:
+    def round(self, inputs: Inputs, carry: Carry) -> tuple[Carry, Totals, jax.Array]:
         """One round as a pure function: the new carry, what it cost, and whether everything is still finite."""
         key = round_key(inputs.key, carry.state.round)
         members = self._members(inputs, key)
@@ -59,32 +59,32 @@ class Program:
         if inputs.sampling.may_be_empty:
             happened = members.present > 0
             state = jax.tree.map(partial(jnp.where, happened), state, carry.state.next())
-        return Carry(state, trace.records), trace.tally, trace.finite & _all_finite(state)
+        return Carry(state, trace.records), trace.tally.totals(), trace.finite & _all_finite(state)
 
-    def start(self, inputs: Inputs, carry: Carry) -> tuple[Carry, Tally]:
+    def start(self, inputs: Inputs, carry: Carry) -> tuple[Carry, Totals]:
         """What a method does once, before the first round; it has a key of its own, that of round -1."""
         key = round_key(inputs.key, jnp.uint32(2**32 - 2))
         trace = _Trace(self, inputs, carry, key)
         state = inputs.method.start(carry.state, CompiledCohort(trace, self._members(inputs, key)))
-        return Carry(state, trace.records), trace.tally
+        return Carry(state, trace.records), trace.tally.totals()
 
     def _members(self, inputs: Inputs, key: jax.Array) -> Members:
         return inputs.sampling.members(sampling_key(key), self.setting.population, self.setting.dtype)
 
-    def advance(self, inputs: Inputs, carry: Carry, rounds: Any) -> tuple[Carry, Tally, jax.Array, jax.Array]:
+    def advance(self, inputs: Inputs, carry: Carry, rounds: Any) -> tuple[Carry, Totals, jax.Array, jax.Array]:
         """Up to `rounds` rounds; ends early after the first one that leaves something that is not finite.
 
         Gives the carry, what it cost, the number of rounds run, and whether the last one was finite.
         """
         once = jax.jit(self.round)  # so that the shapes below and the loop share one trace
-        _, tally, _ = jax.eval_shape(once, inputs, carry)
+        _, cost, _ = jax.eval_shape(once, inputs, carry)
 
         def body(loop: tuple) -> tuple:
             carry, total, done, _ = loop
-            carry, tally, finite = once(inputs, carry)
-            return carry, _sum(total, tally), done + 1, finite
+            carry, cost, finite = once(inputs, carry)
+            return carry, total + cost, done + 1, finite
 
-        first = (carry, _zeros(tally), jnp.zeros((), jnp.int32), jnp.ones((), bool))
+        first = (carry, _zeros(cost), jnp.zeros((), jnp.int32), jnp.ones((), bool))
         return jax.lax.while_loop(lambda loop: (loop[2] < rounds) & loop[3], body, first)
 
 
@@ -110,21 +110,21 @@ class LocalSession:
         self.ledger = ledger
 
     def start(self) -> None:
-        self.carry, tally = start(self.program, self.inputs, self.carry)
-        self.ledger.add_tally(jax.device_get(tally))
+        self.carry, cost = start(self.program, self.inputs, self.carry)
+        self.ledger.add(cost)
 
     def advance(self, rounds: int) -> Advance:
         before = self.carry
-        carry, tally, done, finite = advance(self.program, self.inputs, before, jnp.int32(rounds))
+        carry, cost, done, finite = advance(self.program, self.inputs, before, jnp.int32(rounds))
         if bool(finite):
             self.carry = carry
-            self.ledger.add_tally(jax.device_get(tally))
+            self.ledger.add(cost)
             return Advance(int(done))
         # The rounds are a function of the carry, so the last good one is had by going there again: that costs time
         # once in a diverging run, and no copy of the clients' states in all the others.
         good = int(done) - 1
-        self.carry, tally, _, _ = advance(self.program, self.inputs, before, jnp.int32(good))
-        self.ledger.add_tally(jax.device_get(tally))
+        self.carry, cost, _, _ = advance(self.program, self.inputs, before, jnp.int32(good))
+        self.ledger.add(cost)
         return Advance(good, non_finite(carry))
 
 
@@ -163,19 +163,19 @@ class CompiledCohort(Cohort):
         def once(t: Any, carry: Any, exchanges: Any, records: Record, finite: Any) -> tuple:
             trace.exchanges, trace.records, trace.finite, trace.tally = exchanges, records, finite, Tally()
             carry = body(self, t, carry)
-            return carry, trace.exchanges, trace.records, trace.finite, trace.tally
+            return carry, trace.exchanges, trace.records, trace.finite, trace.tally.totals()
 
         first = (carry, trace.exchanges, trace.records, trace.finite)
         total = _zeros(jax.eval_shape(once, jnp.zeros((), jnp.int32), *first)[-1])
 
         def loop(t: Any, inner: tuple) -> tuple:
             *state, total = inner
-            *state, tally = once(t, *state)
-            return (*state, _sum(total, tally))
+            *state, cost = once(t, *state)
+            return (*state, total + cost)
 
         carry, trace.exchanges, trace.records, trace.finite, total = jax.lax.fori_loop(0, times, loop, (*first, total))
         trace.tally = outside
-        trace.tally.merge(total)
+        trace.tally.add(total)
         return carry
 
     def _with(self, members: Members) -> CompiledCohort:
@@ -206,7 +206,7 @@ class CompiledCohort(Cohort):
         share = jax.eval_shape(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) * factors[0], reply))
         sums = _Sums(
             total=_zeros(share),
-            oracles=Tally({name: jnp.zeros(2, jnp.int32) for name in ORACLES}),
+            oracles=jnp.zeros(len(ORACLES), jnp.int32),
             records=trace.records if touched else Record((), ()),  # type: ignore[arg-type]
             finite=trace.finite,
         )
@@ -214,8 +214,7 @@ class CompiledCohort(Cohort):
         sums = _over_slots(one, slots, factors, members, at_once, sums)
         if touched:
             trace.records, trace.finite = sums.records, sums.finite
-        trace.tally.exchange(site_of(phase, message, reply), members.present > 0, members.present)
-        trace.tally.merge(sums.oracles)
+        trace.tally.exchange(site_of(phase, message, reply), members.present > 0, members.present, sums.oracles)
         return sums.total
 
 
@@ -223,7 +222,7 @@ class _Sums(NamedTuple):
     """What an exchange adds up over its slots; `records` is empty when no client's record changes."""
 
     total: Any
-    oracles: Tally
+    oracles: jax.Array
     records: Record
     finite: jax.Array
 
@@ -242,7 +241,7 @@ def _over_slots(
         write = lambda old, row: old.at[index].set(jnp.where(filled, row, old[index]))
         return _Sums(
             total=jax.tree.map(add, sums.total, reply),
-            oracles=_counted(sums.oracles, jnp.where(filled, calls, 0)),
+            oracles=sums.oracles + jnp.where(filled, calls, 0),
             records=jax.tree.map(write, sums.records, record) if _kept(sums) else sums.records,
             finite=sums.finite & _all_finite(record),
         )
@@ -262,7 +261,7 @@ def _over_slots(
         write = lambda old, rows: old.at[jnp.where(filled, index, old.shape[0])].set(rows, mode="drop")
         return _Sums(
             total=jax.tree.map(add, sums.total, reply),
-            oracles=_counted(sums.oracles, jnp.sum(jnp.where(filled[:, None], calls, 0), axis=0)),
+            oracles=sums.oracles + jnp.sum(jnp.where(filled[:, None], calls, 0), axis=0, dtype=jnp.int32),
             records=jax.tree.map(write, sums.records, record) if _kept(sums) else sums.records,
             finite=sums.finite & _all_finite(record),
         )
@@ -276,19 +275,6 @@ def _over_slots(
 
 def _kept(sums: _Sums) -> bool:
     return bool(jax.tree.leaves(sums.records))
-
-
-def _counted(oracles: Tally, calls: jax.Array) -> Tally:
-    oracles = Tally(oracles.counters)
-    for number, name in enumerate(ORACLES):
-        oracles.count(name, calls[number])
-    return oracles
-
-
-def _sum(total: Tally, tally: Tally) -> Tally:
-    total = Tally(total.counters)
-    total.merge(tally)
-    return total
 
 
 def _zeros(shapes: Any) -> Any:

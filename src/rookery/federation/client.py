@@ -86,7 +86,7 @@ class Client:
         self._shard = shard
         self._call = call
         self._local = record.local
-        self._oracles = jnp.zeros(len(ORACLES), jnp.int32)
+        self._calls = _Calls()
         self.moved_local = False  # whether `leave` has been called on a problem with local sequences
         self.state = record.state
         self.key = client_key(call.exchange_key, call.index)
@@ -160,42 +160,44 @@ class Client:
         for number, (name, level) in enumerate(self._problem.draws.items()):
             own = self._shard.level(level).size
             count = batch[level] if size is None else size
-            self._count(samples=own if count is None else count)
             if count is None:
+                self._calls.count(f"all {level}", 1)
                 index[name] = None
             else:
+                self._calls.count("samples", count)
                 fresh = jax.random.fold_in(key, number)
                 index[name] = jax.random.randint(fresh, (count,), 0, own, dtype=jnp.int32)
         return Sample(index)
 
     def direction(self, z: Sequences, sample: Sample) -> Sequences:
         """D_i(z; sample)."""
-        self._count(**self._problem.oracles)
+        for name, calls in self._problem.oracles.items():
+            self._calls.count(name, calls)
         return Sequences.of(self._problem.direction(z.trees(), self._batches(sample)))
 
     def lower_grad(self, x: Vector, y: Vector, sample: Sample) -> Vector:
         """grad_y g_i(x, y)."""
-        self._count(gradients=1)
+        self._calls.count("gradients", 1)
         return Vector(self._problem.lower_grad(x.tree, y.tree, self._batch("lower", sample)))
 
     def hvp(self, x: Vector, y: Vector, v: Vector, sample: Sample) -> Vector:
         """(d2 g_i/dy2)(x, y) v."""
-        self._count(hvps=1)
+        self._calls.count("hvps", 1)
         return Vector(self._problem.hvp(x.tree, y.tree, v.tree, self._batch("lower", sample)))
 
     def cross(self, x: Vector, y: Vector, v: Vector, sample: Sample) -> Vector:
         """(d2 g_i/dx dy)(x, y) v, shaped like x."""
-        self._count(crosses=1)
+        self._calls.count("crosses", 1)
         return Vector(self._problem.cross(x.tree, y.tree, v.tree, self._batch("lower", sample)))
 
     def upper_grad_x(self, x: Vector, y: Vector, sample: Sample) -> Vector:
         """grad_x f_i(x, y)."""
-        self._count(gradients=1)
+        self._calls.count("gradients", 1)
         return Vector(self._problem.upper_grad_x(x.tree, y.tree, self._batch("upper", sample)))
 
     def upper_grad_y(self, x: Vector, y: Vector, sample: Sample) -> Vector:
         """grad_y f_i(x, y)."""
-        self._count(gradients=1)
+        self._calls.count("gradients", 1)
         return Vector(self._problem.upper_grad_y(x.tree, y.tree, self._batch("upper", sample)))
 
     # Work.
@@ -208,26 +210,39 @@ class Client:
         """`carry = step(carry, k, key)` for k = 0 .. steps - 1, with a fresh key in each."""
         fresh = jax.random.fold_in(self.key, _LOOP)
 
-        def body(k: Any, inner: tuple) -> tuple:
-            carry, self._oracles = inner
-            carry = step(carry, k, jax.random.fold_in(fresh, k))
-            return carry, self._oracles
+        outside, self._calls = self._calls, _Calls()
 
-        carry, self._oracles = jax.lax.fori_loop(0, steps, body, (carry, self._oracles))
-        return carry
+        def body(k: Any, carry: Any) -> Any:
+            self._calls = _Calls()
+            return step(carry, k, jax.random.fold_in(fresh, k))
+
+        after = jax.lax.fori_loop(0, steps, body, carry)
+        if self._calls.traced is None:  # every step costs the same, and nothing need be carried to know it
+            total = self._total() * jnp.asarray(steps, jnp.int32)
+        else:  # a loop inside the loop: its cost is carried along
+
+            def counting(k: Any, inner: tuple) -> tuple:
+                return body(k, inner[0]), inner[1] + self._total()
+
+            after, total = jax.lax.fori_loop(0, steps, counting, (carry, jnp.zeros(len(ORACLES), jnp.int32)))
+        self._calls = outside
+        self._calls.add(total)
+        return after
 
     def choose(self, flag: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """`then()` or `otherwise()`, whichever the traced flag says: only that one is run and counted."""
-        before = self._oracles
+        outside = self._calls
 
         def counted(branch: Callable[[], Any]) -> Callable[[], tuple]:
             def run() -> tuple:
-                self._oracles = before
-                return branch(), self._oracles
+                self._calls = _Calls()
+                return branch(), self._total()
 
             return run
 
-        result, self._oracles = jax.lax.cond(flag, counted(then), counted(otherwise))
+        result, total = jax.lax.cond(flag, counted(then), counted(otherwise))
+        self._calls = outside
+        self._calls.add(total)
         return result
 
     def _batch(self, name: str, sample: Sample) -> Batch:
@@ -238,11 +253,30 @@ class Client:
     def _batches(self, sample: Sample) -> dict[str, Batch]:
         return {name: self._batch(name, sample) for name in self._problem.draws}
 
-    def _count(self, **calls: Any) -> None:
-        self._oracles = self._oracles + jnp.stack([jnp.asarray(calls.get(name, 0), jnp.int32) for name in ORACLES])
+    def _total(self) -> jax.Array:
+        """What has been counted, in the order of ORACLES; full batches at the size of this client."""
+        counts = dict(self._calls.static)
+        full = [n * self._shard.level(name[4:]).size for name, n in counts.items() if name.startswith("all ")]
+        amounts = [counts.get(name, 0) for name in ORACLES]
+        total = jnp.stack([jnp.asarray(sum(full, start=amounts[0]), jnp.int32), *map(jnp.int32, amounts[1:])])
+        return total if self._calls.traced is None else total + self._calls.traced
 
     def _answer(self, reply: Any) -> Answer:
-        return Answer(reply, Record(self._local, self.state), self._oracles)
+        return Answer(reply, Record(self._local, self.state), self._total())
+
+
+class _Calls:
+    """Oracle calls of a stretch of a phase: those known while it is traced, and those of loops and branches in it."""
+
+    def __init__(self) -> None:
+        self.static: dict[str, int] = {}
+        self.traced: jax.Array | None = None
+
+    def count(self, name: str, calls: int) -> None:
+        self.static[name] = self.static.get(name, 0) + calls
+
+    def add(self, total: jax.Array) -> None:
+        self.traced = total if self.traced is None else self.traced + total
 
 
 def answer(

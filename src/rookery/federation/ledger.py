@@ -44,54 +44,61 @@ def _dtype(leaf: Any) -> Any:
     return leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf)
 
 
-# A traced counter is two int32 limbs, (high, low) in base 2**30: 32 bits overflow within minutes.
-_BASE = 30
+class Tally:
+    """What one round counts while it is traced: per site (exchanges, replies), and per oracle; each below 2**30."""
 
+    def __init__(self) -> None:
+        self.counts: dict[Any, Any] = {}
 
-def zero() -> jax.Array:
-    """A traced counter at 0."""
-    return jnp.zeros(2, jnp.int32)
+    def count(self, name: Any, amount: Any) -> None:
+        self.counts[name] = self.counts.get(name, 0) + jnp.asarray(amount, jnp.int32)
 
+    def exchange(self, site: Site, happened: Any, replies: Any, oracles: jax.Array) -> None:
+        """Counts one exchange at a site, if it happened, with its replies and their oracle calls."""
+        self.count((site, "exchanges"), happened)
+        self.count((site, "replies"), replies)
+        for number, name in enumerate(ORACLES):
+            self.count(name, oracles[number])
 
-def add(counter: jax.Array, amount: Any) -> jax.Array:
-    """The counter plus an amount below 2**30, or plus another counter."""
-    high, low = (amount[0], amount[1]) if jnp.ndim(amount) == 1 else (0, amount)
-    low = counter[1] + low
-    return jnp.stack([counter[0] + high + (low >> _BASE), low & (2**_BASE - 1)]).astype(jnp.int32)
+    def totals(self) -> Totals:
+        """The counts as one array, to be carried through a program."""
+        names = tuple(sorted(self.counts, key=str))
+        low = jnp.stack([self.counts[name] for name in names]) if names else jnp.zeros(0, jnp.int32)
+        return Totals(names, jnp.stack([jnp.zeros_like(low), low]))
 
-
-def value(counter: Any) -> int:
-    """A counter as a Python integer."""
-    high, low = np.asarray(counter).astype(object)
-    return int(high) * 2**_BASE + int(low)
+    def add(self, totals: Totals) -> None:
+        """Adds what a loop inside the round has counted."""
+        for number, name in enumerate(totals.names):
+            self.count(name, totals.limbs[1, number])
 
 
 @jax.tree_util.register_pytree_node_class
-class Tally:
-    """Traced counters: per site (exchanges, replies), and per oracle. Its sites are static, its counts are leaves."""
+class Totals:
+    """Traced totals over many rounds: the names are static, the numbers are one array of two rows.
 
-    def __init__(self, counters: Mapping[Any, jax.Array] | None = None):
-        self.counters = dict(counters or {})
+    Row 0 counts units of 2**30, row 1 the rest: 32 bits alone overflow within minutes.
+    """
 
-    def count(self, name: Any, amount: Any) -> None:
-        self.counters[name] = add(self.counters.get(name, zero()), amount)
+    BASE = 30
 
-    def exchange(self, site: Site, happened: Any, replies: Any) -> None:
-        """Counts one exchange at a site, if it happened, with so many replies."""
-        self.count((site, "exchanges"), jnp.asarray(happened, jnp.int32))
-        self.count((site, "replies"), jnp.asarray(replies, jnp.int32))
+    def __init__(self, names: tuple, limbs: Any):
+        self.names, self.limbs = names, limbs
 
-    def merge(self, other: Tally) -> None:
-        for name, counter in other.counters.items():
-            self.count(name, counter)
+    def __add__(self, other: Totals) -> Totals:
+        high, low = self.limbs + other.limbs
+        return Totals(self.names, jnp.stack([high + (low >> self.BASE), low & (2**self.BASE - 1)]))
+
+    def values(self) -> dict[Any, int]:
+        """The totals as Python integers."""
+        high, low = np.asarray(self.limbs).astype(object)
+        return {name: int(h) * 2**self.BASE + int(l) for name, h, l in zip(self.names, high, low)}
 
     def tree_flatten(self):
-        names = tuple(sorted(self.counters, key=str))
-        return tuple(self.counters[name] for name in names), names
+        return (self.limbs,), self.names
 
     @classmethod
     def tree_unflatten(cls, names, children):
-        return cls(dict(zip(names, children)))
+        return cls(names, children[0])
 
 
 @dataclass
@@ -102,15 +109,15 @@ class Ledger:
     replies_at: dict[Site, int] = field(default_factory=dict)
     oracles: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ORACLES, 0))
 
-    def add_tally(self, tally: Tally) -> None:
+    def add(self, totals: Totals) -> None:
         """Adds what a program has counted."""
-        for name, counter in tally.counters.items():
+        for name, amount in totals.values().items():
             if isinstance(name, tuple):
                 site, what = name
-                totals = self.exchanges_at if what == "exchanges" else self.replies_at
-                totals[site] = totals.get(site, 0) + value(counter)
+                counts = self.exchanges_at if what == "exchanges" else self.replies_at
+                counts[site] = counts.get(site, 0) + amount
             else:
-                self.oracles[name] = self.oracles.get(name, 0) + value(counter)
+                self.oracles[name] = self.oracles.get(name, 0) + amount
 
     def add_exchange(self, site: Site, replies: int) -> None:
         """Adds one exchange with so many replies; with none it has not happened."""

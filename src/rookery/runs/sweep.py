@@ -215,7 +215,7 @@ class _Lanes:
     def advance(self, rounds: int) -> None:
         begun = time.perf_counter()
         before, asked = self.carry, np.where(self.awake, rounds, 0).astype(np.int32)
-        carry, tally, done, finite = jax.block_until_ready(_advance(self.program, self.inputs, before, asked))
+        carry, cost, done, finite = jax.block_until_ready(_advance(self.program, self.inputs, before, asked))
         done, finite = np.asarray(done), np.asarray(finite)
         if not finite.all():  # go again to the last good round of those lanes, as a single run does
             for i in np.flatnonzero(~finite):
@@ -223,12 +223,12 @@ class _Lanes:
                 self.status[i] = "diverged"
                 self.divergence[i] = Divergence(int(self.rounds[i] + done[i]), broken)
             done = done - ~finite
-            carry, tally, _, _ = _advance(self.program, self.inputs, before, done.astype(np.int32))
+            carry, cost, _, _ = _advance(self.program, self.inputs, before, done.astype(np.int32))
         self.carry = carry
         self.rounds += done
-        tally = jax.device_get(tally)
+        cost = jax.device_get(cost)
         for i, ledger in enumerate(self.ledgers):
-            ledger.add_tally(row(tally, i))
+            ledger.add(row(cost, i))
         self.seconds += time.perf_counter() - begun
 
     def record(self, rounds: int) -> None:

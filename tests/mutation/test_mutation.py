@@ -1,0 +1,129 @@
+"""Every mutant of every method's file is caught; those that are the same program say so here, with the reason."""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import references
+from mutation.mutants import loaded, mutants
+from properties import checks
+from properties.table import CASES, ONE_EACH
+from references import SETTINGS, label
+from rookery.algorithms.registry import METHODS
+
+PACKAGE = "rookery.algorithms"
+
+# Files that methods share, and the methods whose checks judge them.
+HELPERS = {"local_steps": ("simfbo", "shrofbo")}
+
+HELPER_CHECKS: dict[str, Callable[[Any], None]] = {
+    "local_steps": lambda module: references.work_is_the_norm(module.descend, engine="eager"),
+}
+
+# File -> the methods that judge it. A method's file has its registry name.
+FILES: dict[str, tuple[str, ...]] = {**{name: (name,) for name in METHODS}, **HELPERS}
+
+# File -> mutants that no check can catch, and why.
+_LEAVE = "descend | client.leave(z.merged(local)) | z -> "
+SURVIVORS: dict[str, dict[str, str]] = {
+    "local_steps": {
+        _LEAVE + other: "a client keeps its local sequences alone, and `merged` has just put them in"
+        for other in ("entered", "local", "q")
+    },
+}
+
+# Compiled programs take memory maps, of which a process has 65530: they are dropped after so many mutants.
+AT_ONCE = 25
+
+Check = Callable[[Any], None]
+
+
+def source_of(file: str) -> str:
+    spec = find_spec(f"{PACKAGE}.{file}")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).read_text()
+
+
+def checks_of(name: str) -> Iterator[tuple[str, Check]]:
+    """What judges a method, the most telling and the cheapest first."""
+    for setting in [setting for setting in SETTINGS if setting.method == name]:
+        yield label(setting), lambda cls, setting=setting: references.agrees(setting, cls, engine="eager")
+    for check in references.sampling_checks(name):
+        yield f"{name}: samples", lambda cls, check=check: check(cls, engine="eager")
+    for case in [case for case in CASES if case.method == name]:
+        yield f"{case.name}: exactness", lambda cls, case=case: checks.exactness(case, "E1", cls)
+        yield f"{case.name}: counts", lambda cls, case=case: checks.published_counts(case, "E1", cls)
+        yield f"{case.name}: order", lambda cls, case=case: checks.order_does_not_matter(case, "E1", cls)
+    for case in [case for case in ONE_EACH if case.method == name]:
+        yield f"{case.name}: engines", lambda cls, case=case: checks.engines_agree(case, "E1", cls)
+
+
+def judge(file: str, source: str) -> str | None:
+    """The check that catches this source in the file's place; None when all let it pass."""
+    fresh = {f"{PACKAGE}.{file}": source}
+    fresh |= {f"{PACKAGE}.{name}": source_of(name) for name in FILES[file] if name != file}
+    try:
+        with loaded(fresh) as modules:
+            classes = {
+                name: getattr(modules[f"{PACKAGE}.{name}"], METHODS[name].method.__name__) for name in FILES[file]
+            }
+    except Exception:
+        return "import"
+    every = [(what, cls, check) for name, cls in classes.items() for what, check in checks_of(name)]
+    if file in HELPER_CHECKS:
+        every.append((f"{file}: its own", modules[f"{PACKAGE}.{file}"], HELPER_CHECKS[file]))
+    for what, subject, check in every:
+        try:
+            check(subject)
+        except Exception:
+            return what
+    return None
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_file_has_many_mutants(file):
+    found = mutants(source_of(file))
+    assert len(found) >= 10
+    assert len({mutant.key for mutant in found}) == len(found)
+    assert [mutant.key for mutant in mutants(source_of(file))] == [mutant.key for mutant in found]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("file", FILES)
+def test_the_judge_lets_the_file_itself_pass(file):
+    """Loaded as mutants are: so what catches a mutant is the mutation."""
+    assert judge(file, ast.unparse(ast.parse(source_of(file)))) is None
+    jax.clear_caches()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("file", FILES)
+def test_every_mutant_is_caught(file, capsys):
+    begun = time.perf_counter()
+    verdicts = {}
+    for number, mutant in enumerate(mutants(source_of(file))):
+        verdicts[mutant] = judge(file, mutant.source)
+        if verdicts[mutant] is None or number % AT_ONCE == 0:
+            jax.clear_caches()
+    with capsys.disabled():
+        print(summary(file, verdicts, time.perf_counter() - begun))
+    survivors = {mutant.key for mutant, verdict in verdicts.items() if verdict is None}
+    assert survivors == set(SURVIVORS.get(file, {})), "caught and listed, or surviving and not listed"
+
+
+def summary(file: str, verdicts: Mapping[Any, str | None], seconds: float) -> str:
+    """How many mutants each check caught."""
+    caught: dict[str, int] = {}
+    for verdict in verdicts.values():
+        what = verdict or "nothing"
+        caught[what] = caught.get(what, 0) + 1
+    shown = ", ".join(f"{count} by {what}" for what, count in sorted(caught.items(), key=lambda item: -item[1]))
+    return f"\n{file}.py: {len(verdicts)} mutants in {seconds:.0f} s; caught {shown}"

@@ -1,0 +1,91 @@
+"""Everything printed in README and docs is run: Python blocks as they stand, commands as a user types them."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+import runpy
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rookery.algorithms.registry import METHODS
+from rookery.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page):
+    names: dict = {"__name__": "__main__"}
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec", dont_inherit=True), names)
+
+
+COMMANDS = [line.split("#")[0].strip() for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("rookery ")])
+def test_commands_run(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(command)[1:]) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line and not line.startswith("rookery ")])
+def test_make_commands_exist(command):
+    target = re.fullmatch(r"make ([\w-]+)", command)
+    assert target, f"{command!r} is printed and no test runs it"
+    subprocess.run(["make", "--dry-run", target[1]], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_demo_runs(tmp_path, capsys):
+    demo = runpy.run_path(str(ROOT / "examples" / "demo.py"))
+    plot = demo["main"](rounds=10, root=tmp_path)
+    assert plot.is_file() and str(plot) in capsys.readouterr().out
+    assert (plot.parent / "simfbo" / "history.csv").is_file() and (plot.parent / "fedbioacc" / "plot.png").is_file()
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / link).exists(), (page.name, link)
+
+
+def test_the_readme_names_every_method():
+    text = (ROOT / "README.md").read_text()
+    assert all(f"`{row.method.__name__}`" in text for row in METHODS.values())
+
+
+MODULES = [
+    "rookery.algorithms.simfbo",
+    "rookery.data.datasets",
+    "rookery.data.federated",
+    "rookery.data.partitions",
+    "rookery.federation.rates",
+    "rookery.problems.exact.bilevel",
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings(name):
+    module = importlib.import_module(name)
+    outcome = doctest.testmod(module)
+    assert outcome.attempted and not outcome.failed
+
+
+def test_every_docstring_example_is_listed():
+    found = {
+        ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        for path in (ROOT / "src").rglob("*.py")
+        if ">>> " in path.read_text()
+    }
+    assert found == set(MODULES)
