@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 import rookery as rk
 from rookery.algorithms.registry import METHODS
-from rookery.cli import main, parse_options, parse_steps
+from rookery.cli import main, parse_estimator, parse_options, parse_steps
 from rookery.tasks.registry import TASKS
 
 SMALL = ["--rounds", "6", "--clients", "20", "--cohort", "4", "--task.hidden", "8"]
@@ -68,7 +68,9 @@ def test_every_method_can_be_given_from_the_shell(name):
     options = parse_options("hyperrep", TASKS["hyperrep"], METHODS[name], ["--method.lr.y", "0.5", "--cohort", "7"])
     assert isinstance(options.method, METHODS[name].method)
     assert options.method.lr["y"] == 0.5 and options.method.lr["x"] == 0.2
-    assert options.run.cohort == 7 and options.method.local_steps == 1
+    assert options.run.cohort == 7
+    steps = "local_steps" if hasattr(options.method, "local_steps") else "upper_steps"
+    assert getattr(options.method, steps) == 1
 
 
 def test_server_rates_are_given_whole_or_not_at_all():
@@ -86,6 +88,33 @@ def test_steps_as_text():
     assert parse_steps("local_steps", "1,2,4") == rk.FixedSteps([1, 2, 4])
     with pytest.raises(rk.InputError, match="local_steps: 'many' was given; allowed are a number"):
         parse_steps("local_steps", "many")
+
+
+def test_estimators_as_text():
+    assert parse_estimator("hypergradient", "neumann:3:0.5") == rk.Neumann(3, 0.5)
+    assert parse_estimator("hypergradient", "cg:4") == rk.ConjugateGradient(4)
+    assert parse_estimator("hypergradient", "tracked") == rk.Tracked()
+    for text in ("cg", "neumann:3", "cg:x", "newton"):
+        with pytest.raises(rk.InputError, match=r"hypergradient: .* was given; allowed are neumann:TERMS:STEP"):
+            parse_estimator("hypergradient", text)
+
+
+@pytest.mark.parametrize("name", ["fednest", "aggitd", "lfednest", "fedmsa"])
+def test_two_loop_methods_run_from_the_shell(name, tmp_path, capsys):
+    assert main(["run", "hyperrep", name, *SMALL, "--out", str(tmp_path / "run")]) == 0
+    assert rk.Result.load(tmp_path / "run").status == "done"
+
+
+def test_methods_that_do_not_fit_a_task_say_so(tmp_path, capsys):
+    assert main(["run", "riskaverse", "fednest", "--rounds", "2", "--out", str(tmp_path / "run")]) == 2
+    assert "FedNest: it solves bilevel problems, and this one is compositional" in capsys.readouterr().err
+
+
+def test_a_falling_metric_stops_below_its_target(tmp_path):
+    options = ["--rounds", "400", "--clients", "10", "--target", "0.5", "--out", str(tmp_path / "run")]
+    assert main(["run", "riskaverse", "simfbo", *options]) == 0
+    result = rk.Result.load(tmp_path / "run")
+    assert result.status == "stopped" and result.history["distance"][-1] <= 0.5 < result.history["distance"][0]
 
 
 def test_list_shows_what_there_is(capsys):

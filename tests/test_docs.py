@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import os
 import re
 import runpy
 import shlex
@@ -24,7 +25,8 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_blocks_run(page):
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec", dont_inherit=True), names)
@@ -58,6 +60,34 @@ def test_links_lead_somewhere():
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / link).exists(), (page.name, link)
+
+
+def methods_table() -> str:
+    """The table of methods, from the registry."""
+    head = ("method", "problems", "exchanges", "floats up", "exactness", "client state", "unequal steps")
+    rows = [
+        (
+            f"`{row.method.__name__}`",
+            row.problems,
+            row.exchanges,
+            row.floats_up,
+            row.exactness,
+            row.client_state,
+            row.unequal_steps,
+        )
+        for row in METHODS.values()
+    ]
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def test_the_table_of_methods_is_the_registrys():
+    page = ROOT / "docs" / "choose-a-method.md"
+    before, table, after = re.split(r"<!-- (?:end )?methods -->", page.read_text())
+    expected = f"\n{methods_table()}\n"
+    if table != expected and os.environ.get("ROOKERY_WRITE_DOCS"):
+        page.write_text(f"{before}<!-- methods -->{expected}<!-- end methods -->{after}")
+    assert table == expected or os.environ.get("ROOKERY_WRITE_DOCS"), "run this test with ROOKERY_WRITE_DOCS=1"
 
 
 def test_the_readme_names_every_method():

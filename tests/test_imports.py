@@ -15,10 +15,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "rookery"
 ALLOWED = {
     "errors": set(),
     "version": set(),
+    "structs": set(),
     "vectors": set(),
     "data": {"errors", "vectors"},
     "problems": {"errors", "vectors", "data"},
-    "federation": {"errors", "vectors", "data", "problems"},
+    "federation": {"errors", "structs", "vectors", "data", "problems"},
     "algorithms": {"errors", "vectors", "problems", "federation"},
     "engines": {"errors", "vectors", "data", "problems", "federation"},
     "tasks": {"errors", "vectors", "data", "problems"},

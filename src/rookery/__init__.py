@@ -5,9 +5,17 @@ problem. `import rookery as rk` gives everything on this page; the command line 
 """
 
 from rookery import data
+from rookery.algorithms.aggitd import AggITD
+from rookery.algorithms.estimators import ConjugateGradient, Neumann, Tracked
 from rookery.algorithms.fedavg import FedAvg
 from rookery.algorithms.fedbio import FedBiO
+from rookery.algorithms.fedbio_local import FedBiOLocal
 from rookery.algorithms.fedbioacc import FedBiOAcc
+from rookery.algorithms.fedbioacc_local import FedBiOAccLocal
+from rookery.algorithms.fedmsa import FedMSA
+from rookery.algorithms.fednest import FedNest
+from rookery.algorithms.lfednest import LFedNest
+from rookery.algorithms.presets import MRBO, SOBA, StocBiO
 from rookery.algorithms.shrofbo import ShroFBO
 from rookery.algorithms.simfbo import SimFBO
 from rookery.data.federated import Clients, Split, federate
@@ -17,7 +25,7 @@ from rookery.errors import DivergenceWarning, InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.ledger import Ledger
-from rookery.federation.method import State, component, method, static
+from rookery.federation.method import State, method, static, struct
 from rookery.federation.rates import Rates
 from rookery.federation.sampling import All, Bernoulli, Uniform, Weighted, WithReplacement
 from rookery.federation.steps import FixedSteps, RandomSteps
@@ -34,6 +42,9 @@ from rookery.version import __version__
 
 __all__ = [
     "IID",
+    "MRBO",
+    "SOBA",
+    "AggITD",
     "All",
     "Ball",
     "Bernoulli",
@@ -43,21 +54,28 @@ __all__ = [
     "Clients",
     "Cohort",
     "Compositional",
+    "ConjugateGradient",
     "Dirichlet",
     "DivergenceWarning",
     "Eager",
     "FedAvg",
     "FedBiO",
     "FedBiOAcc",
+    "FedBiOAccLocal",
+    "FedBiOLocal",
+    "FedMSA",
+    "FedNest",
     "Field",
     "FixedPoint",
     "FixedSteps",
     "InputError",
     "Interrupted",
     "Joint",
+    "LFedNest",
     "Ledger",
     "Local",
     "Minimax",
+    "Neumann",
     "Projection",
     "RandomSteps",
     "Rates",
@@ -70,13 +88,14 @@ __all__ = [
     "Single",
     "Split",
     "State",
+    "StocBiO",
     "Table",
+    "Tracked",
     "Uniform",
     "Vector",
     "Weighted",
     "WithReplacement",
     "__version__",
-    "component",
     "data",
     "exact",
     "federate",
@@ -84,5 +103,6 @@ __all__ = [
     "method",
     "run",
     "static",
+    "struct",
     "sweep",
 ]

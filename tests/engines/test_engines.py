@@ -9,7 +9,7 @@ import pytest
 import rookery as rk
 from properties.checks import difference, flat, run
 from properties.table import bed
-from rookery.federation.method import component, first_round
+from rookery.federation.method import first_round
 
 ENGINES = [rk.Local(), rk.Local(at_once=2), rk.Local(at_once=3), rk.Eager()]
 
@@ -25,7 +25,7 @@ def agree(exact, method, **options):
     return results[0]
 
 
-@component
+@rk.struct
 class Counted(rk.State):
     heard: object
 
@@ -176,7 +176,7 @@ def test_phases_are_found_by_name_only():
         run(bed("E1"), ByTypo(lr=rk.Rates(0.1)), rounds=1)
 
 
-@component
+@rk.struct
 class Piece:
     scale: float
 

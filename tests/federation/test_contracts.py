@@ -72,6 +72,19 @@ def test_bad_steps_are_refused(steps, sentence):
     assert sentence in str(error.value)
 
 
+def test_classes_with_the_same_fields_are_different_structures():
+    """Or JAX could run one method's compiled program for the other."""
+    assert jax.tree.structure(rk.SimFBO(lr=rk.Rates(0.1))) != jax.tree.structure(rk.ShroFBO(lr=rk.Rates(0.1)))
+    assert jax.tree.structure(rk.Uniform(2)) != jax.tree.structure(rk.WithReplacement(2))
+    assert jax.tree.structure(rk.Uniform(2)) == jax.tree.structure(rk.Uniform(2)) != jax.tree.structure(rk.Uniform(3))
+
+
+def test_structs_rebuild_without_their_checks():
+    scheme = rk.Weighted(np.array([0.5, 0.5]))
+    traced = jax.jit(lambda s: s.expected(2) * s.cohort)(scheme)
+    np.testing.assert_allclose(traced, [0.5, 0.5])
+
+
 def test_counters_do_not_overflow_at_32_bits():
     tally, amount = Tally(), 2**30 - 1
     tally.count("samples", amount)

@@ -10,19 +10,18 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
-import dataclasses
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-
-import jax
 
 # Names that hold points or directions: one may stand for another without a type error.
 POINTS = ("z", "z_i", "new", "old", "m", "q", "d", "h", "local", "entered")
 # Objects with points in their attributes.
 HOLDERS = ("state", "before")
+# Results of local work that have the same shape.
+RESULTS = {"moved": "q", "q": "moved"}
 # What a mean may be taken for, and what a weight.
 AGGREGATES = ("mean", "sum", "average")
 ATTRIBUTES = {("cohort", "weight"): "size", ("client", "probability"): "weight"}
@@ -128,7 +127,7 @@ def _changed(tree: ast.AST, site: _Site, put: ast.AST) -> ast.AST:
     return ast.fix_missing_locations(result)
 
 
-# What: each operator gives pairs of a node to put there and, where the two texts do not say it, a word on it.
+# What: each operator gives the nodes that may be put there; the two texts name the change.
 
 Change = tuple[str, ast.AST]
 
@@ -256,6 +255,13 @@ def _points(site: _Site) -> Iterator[ast.AST]:
     yield from (copy.deepcopy(other) for other in _points_at_hand(site) if _text(other) != _text(node))
 
 
+def _results(site: _Site) -> Iterator[ast.AST]:
+    """One result of the local steps for another."""
+    node = site.node
+    if isinstance(node, ast.Attribute) and node.attr in RESULTS and not _is_point(node):
+        yield _with(node, attr=RESULTS[node.attr])
+
+
 def _points_at_hand(site: _Site) -> list[ast.AST]:
     """The points that are bound where the site stands, in order of their first appearance."""
     found: dict[str, ast.AST] = {}
@@ -321,6 +327,7 @@ _OPERATORS: tuple[Callable[[_Site], Iterator[ast.AST]], ...] = (
     _tuples,
     _weights,
     _points,
+    _results,
     _fields,
     _samples,
 )
@@ -356,10 +363,8 @@ def loaded(sources: Mapping[str, str]) -> Iterator[dict[str, types.ModuleType]]:
     So a module that imports an earlier one of them gets the fresh one; others have the real ones already.
     """
     before = {name: sys.modules.get(name) for name in sources}
-    register = jax.tree_util.register_dataclass
     modules = {}
     try:
-        jax.tree_util.register_dataclass = _register_with_class
         for name, source in sources.items():
             module = types.ModuleType(name)
             module.__package__ = name.rpartition(".")[0]
@@ -367,31 +372,8 @@ def loaded(sources: Mapping[str, str]) -> Iterator[dict[str, types.ModuleType]]:
             exec(compile(source, f"<mutant of {name}>", "exec"), module.__dict__)
         yield modules
     finally:
-        jax.tree_util.register_dataclass = register
         for name, module in before.items():
             if module is None:
                 sys.modules.pop(name, None)
             else:
                 sys.modules[name] = module
-
-
-def _register_with_class(cls: type) -> type:
-    """As JAX's `register_dataclass`, with the class as part of the structure.
-
-    Structures of two registered dataclasses with the same fields compare equal (JAX 0.10), and only their hashes keep
-    `jit` from taking one's program for the other's. All mutants of a file have the same fields, and there are enough
-    of them for hashes to meet.
-    """
-    fields = dataclasses.fields(cls)
-    static = tuple(field.name for field in fields if field.metadata.get("static"))
-    traced = tuple(field.name for field in fields if field.name not in static)
-
-    def flatten(node: object) -> tuple[tuple, tuple]:
-        children = tuple((jax.tree_util.GetAttrKey(name), getattr(node, name)) for name in traced)
-        return children, (cls, *(getattr(node, name) for name in static))
-
-    def unflatten(structure: tuple, children: Iterable) -> object:
-        return cls(**dict(zip(traced, children)), **dict(zip(static, structure[1:])))
-
-    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
-    return cls

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import pytest
@@ -21,29 +22,40 @@ from rookery.algorithms.registry import METHODS
 
 PACKAGE = "rookery.algorithms"
 
-# Files that methods share, and the methods whose checks judge them.
-HELPERS = {"local_steps": ("simfbo", "shrofbo")}
 
+def file_of(name: str) -> str:
+    """The file that a method is written in."""
+    return METHODS[name].method.__module__.rpartition(".")[2]
+
+
+# Files that methods share, and the methods whose checks judge them.
+HELPERS = {"local_steps": ("simfbo", "shrofbo", "fedavg"), "storm": ("fedbioacc", "fedbioacclocal")}
+
+# What a shared file promises by itself.
 HELPER_CHECKS: dict[str, Callable[[Any], None]] = {
     "local_steps": lambda module: references.work_is_the_norm(module.descend, engine="eager"),
 }
 
-# File -> the methods that judge it. A method's file has its registry name.
-FILES: dict[str, tuple[str, ...]] = {**{name: (name,) for name in METHODS}, **HELPERS}
+# File -> the methods that judge it.
+FILES: dict[str, tuple[str, ...]] = {
+    **{file_of(name): tuple(other for other in METHODS if file_of(other) == file_of(name)) for name in METHODS},
+    **HELPERS,
+}
 
 # File -> mutants that no check can catch, and why.
-_LEAVE = "descend | client.leave(z.merged(local)) | z -> "
-SURVIVORS: dict[str, dict[str, str]] = {
-    "local_steps": {
-        _LEAVE + other: "a client keeps its local sequences alone, and `merged` has just put them in"
-        for other in ("entered", "local", "q")
-    },
-}
+SURVIVORS: dict[str, dict[str, str]] = {}
 
 # Compiled programs take memory maps, of which a process has 65530: they are dropped after so many mutants.
 AT_ONCE = 25
 
 Check = Callable[[Any], None]
+
+
+class Verdict(NamedTuple):
+    """What caught a mutant, and what it said."""
+
+    check: str
+    said: str
 
 
 def source_of(file: str) -> str:
@@ -59,32 +71,36 @@ def checks_of(name: str) -> Iterator[tuple[str, Check]]:
     for check in references.sampling_checks(name):
         yield f"{name}: samples", lambda cls, check=check: check(cls, engine="eager")
     for case in [case for case in CASES if case.method == name]:
-        yield f"{case.name}: exactness", lambda cls, case=case: checks.exactness(case, "E1", cls)
-        yield f"{case.name}: counts", lambda cls, case=case: checks.published_counts(case, "E1", cls)
-        yield f"{case.name}: order", lambda cls, case=case: checks.order_does_not_matter(case, "E1", cls)
+        if case.order is not None:
+            yield f"{case.name}: exactness", lambda cls, case=case: checks.exactness(case, case.beds[0], cls)
+        yield f"{case.name}: counts", lambda cls, case=case: checks.published_counts(case, case.beds[0], cls)
+        yield f"{case.name}: order", lambda cls, case=case: checks.order_does_not_matter(case, case.beds[0], cls)
     for case in [case for case in ONE_EACH if case.method == name]:
-        yield f"{case.name}: engines", lambda cls, case=case: checks.engines_agree(case, "E1", cls)
+        yield f"{case.name}: engines", lambda cls, case=case: checks.engines_agree(case, case.beds[0], cls)
 
 
-def judge(file: str, source: str) -> str | None:
-    """The check that catches this source in the file's place; None when all let it pass."""
+def judge(file: str, source: str) -> Verdict | None:
+    """The check that catches this source in the file's place, and how; None when all let it pass."""
     fresh = {f"{PACKAGE}.{file}": source}
-    fresh |= {f"{PACKAGE}.{name}": source_of(name) for name in FILES[file] if name != file}
+    fresh |= {f"{PACKAGE}.{other}": source_of(other) for other in map(file_of, FILES[file]) if other != file}
     try:
         with loaded(fresh) as modules:
             classes = {
-                name: getattr(modules[f"{PACKAGE}.{name}"], METHODS[name].method.__name__) for name in FILES[file]
+                name: getattr(modules[f"{PACKAGE}.{file_of(name)}"], METHODS[name].method.__name__)
+                for name in FILES[file]
             }
-    except Exception:
-        return "import"
-    every = [(what, cls, check) for name, cls in classes.items() for what, check in checks_of(name)]
+    except Exception as raised:
+        return Verdict("import", repr(raised))
+    # All methods' first checks come before anyone's second.
+    columns = [[(what, cls, check) for what, check in checks_of(name)] for name, cls in classes.items()]
+    every = [entry for row in itertools.zip_longest(*columns) for entry in row if entry is not None]
     if file in HELPER_CHECKS:
         every.append((f"{file}: its own", modules[f"{PACKAGE}.{file}"], HELPER_CHECKS[file]))
     for what, subject, check in every:
         try:
             check(subject)
-        except Exception:
-            return what
+        except Exception as raised:
+            return Verdict(what, repr(raised))  # the exception itself would keep all that it has seen in memory
     return None
 
 
@@ -119,11 +135,14 @@ def test_every_mutant_is_caught(file, capsys):
     assert survivors == set(SURVIVORS.get(file, {})), "caught and listed, or surviving and not listed"
 
 
-def summary(file: str, verdicts: Mapping[Any, str | None], seconds: float) -> str:
-    """How many mutants each check caught."""
+def summary(file: str, verdicts: Mapping[Any, Verdict | None], seconds: float) -> str:
+    """How many mutants each check caught; those that do not run raise, diverge or are refused."""
     caught: dict[str, int] = {}
     for verdict in verdicts.values():
-        what = verdict or "nothing"
+        what = "nothing" if verdict is None else verdict.check
         caught[what] = caught.get(what, 0) + 1
+    crashed = sum(
+        verdict is not None and not verdict.said.startswith("AssertionError") for verdict in verdicts.values()
+    )
     shown = ", ".join(f"{count} by {what}" for what, count in sorted(caught.items(), key=lambda item: -item[1]))
-    return f"\n{file}.py: {len(verdicts)} mutants in {seconds:.0f} s; caught {shown}"
+    return f"\n{file}.py: {len(verdicts)} mutants in {seconds:.0f} s, {crashed} of them do not run; caught {shown}"

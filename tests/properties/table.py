@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import rookery as rk
@@ -16,6 +17,7 @@ from rookery.problems.exact import LinearComposition, QuadraticBilevel, Quadrati
 _KINDS: dict[str, Callable[[], Any]] = {
     "E1": lambda: QuadraticBilevel.random(clients=3, dims=(2, 3), weights="random", seed=1),
     "E2": lambda: LinearComposition.random(clients=3, dims=(2, 3, 2), weights="random", seed=2),
+    "E1-local": lambda: QuadraticBilevel.random(clients=3, dims=(2, 3), weights="random", seed=1, local=True),
     "E3": lambda: QuadraticMinimax.random(clients=3, dims=(2, 3), weights="random", seed=3),
 }
 
@@ -26,28 +28,26 @@ def bed(name: str) -> Any:
     return _KINDS[name]()
 
 
-BEDS = tuple(_KINDS)
-
-
 @dataclass(frozen=True)
 class Case:
     """A method in some setting, and its promises.
 
-    order: 0, its fixed point is the solution; k, its error is of order eta^k.
+    order: 0, its fixed point is the solution; k, its error is of order eta^k; None: judged by tests of its own.
     solves: "truth", or "reweighted" by p_i tau_i.
-    up, down: numbers per client and round, in multiples of dim z; `scalars_up` besides.
+    up, down: numbers per client and round, from the dimensions of all sequences, z together.
+    beds: the problems that it solves.
     """
 
     name: str
     method: str
     options: dict[str, Any] = field(default_factory=dict)
-    order: int = 0
+    order: int | None = 0
     solves: str = "truth"
     exchanges: int = 1
-    up: int = 1
-    down: int = 1
-    scalars_up: int = 0
-    random_steps: bool = True
+    up: Callable[[SimpleNamespace], int] = lambda d: d.z
+    down: Callable[[SimpleNamespace], int] = lambda d: d.z
+    random_steps: str | None = "local_steps"  # the field that takes RandomSteps
+    beds: tuple[str, ...] = ("E1", "E2", "E3")
 
     def make(self, lr: Any, cls: type | None = None, **changes: Any) -> Any:
         """The method with these step sizes; `cls` puts another class in its place."""
@@ -55,35 +55,97 @@ class Case:
 
 
 UNEQUAL = rk.FixedSteps([1, 2, 4])
+STORM: dict[str, Any] = {"exchanges": 2, "up": lambda d: 2 * d.z, "down": lambda d: 3 * d.z, "random_steps": None}
+MSA: dict[str, Any] = STORM | {"down": lambda d: 5 * d.z}
+LOCAL_STORM: dict[str, Any] = STORM | {"up": lambda d: 2 * d.x, "down": lambda d: 3 * d.x, "beds": ("E1-local",)}
+NEST = {"neumann_step": 0.2, "lower_rounds": 2, "lower_steps": 2, "upper_steps": 2}
+TWO_LOOPS: dict[str, Any] = {"order": None, "beds": ("E1",), "random_steps": "upper_steps"}
 
 CASES = [
     Case("simfbo tau=1", "simfbo"),
     Case("simfbo tau=5", "simfbo", {"local_steps": 5}, order=1),
     Case("simfbo unequal", "simfbo", {"local_steps": UNEQUAL}, order=1, solves="reweighted"),
-    Case("shrofbo tau=1", "shrofbo", scalars_up=1),
-    Case("shrofbo tau=5", "shrofbo", {"local_steps": 5}, order=1, scalars_up=1),
-    Case("shrofbo unequal", "shrofbo", {"local_steps": UNEQUAL}, order=1, scalars_up=1),
+    Case("shrofbo tau=1", "shrofbo", up=lambda d: d.z + 1),
+    Case("shrofbo tau=5", "shrofbo", {"local_steps": 5}, order=1, up=lambda d: d.z + 1),
+    Case("shrofbo unequal", "shrofbo", {"local_steps": UNEQUAL}, order=1, up=lambda d: d.z + 1),
     Case("fedbio I=1", "fedbio"),
     Case("fedbio I=5", "fedbio", {"local_steps": 5}, order=1),
     Case("fedavg Q=1", "fedavg"),
     Case("fedavg Q=5", "fedavg", {"local_steps": 5}, order=1),
     Case("fedavg normalised", "fedavg", {"local_steps": 2, "normalised": True}, order=1),
-    Case("fedbioacc I=1", "fedbioacc", {"local_steps": 1}, exchanges=2, up=2, down=3, random_steps=False),
-    Case("fedbioacc I=2", "fedbioacc", {"local_steps": 2}, exchanges=2, up=2, down=3, random_steps=False),
+    Case("fedbioacc I=1", "fedbioacc", {"local_steps": 1}, **STORM),
+    Case("fedbioacc I=2", "fedbioacc", {"local_steps": 2}, **STORM),
+    Case("fedbioacc I=5", "fedbioacc", {"local_steps": 5}, order=1, **STORM),
+    Case("fedmsa K=1", "fedmsa", {"local_clients": 3}, **MSA),
+    Case("fedmsa K=4", "fedmsa", {"local_clients": 3, "local_steps": 4, "momentum": 0.5}, **MSA),
     Case(
-        "fedbioacc I=5",
-        "fedbioacc",
-        {"local_steps": 5},
+        "fedbiolocal I=3",
+        "fedbiolocal",
+        {"local_steps": 3, "hypergradient": rk.Tracked()},
         order=1,
-        exchanges=2,
-        up=2,
-        down=3,
-        random_steps=False,
+        up=lambda d: d.x,
+        down=lambda d: d.x,
+        beds=("E1-local",),
+    ),
+    Case(
+        "fedbioacclocal I=4",
+        "fedbioacclocal",
+        {"local_steps": 4, "hypergradient": rk.Tracked()},
+        order=1,
+        **LOCAL_STORM,
+    ),
+    Case(
+        "fednest N=2 T=3",
+        "fednest",
+        NEST | {"neumann_terms": 3},
+        exchanges=2 * 2 + 3 + 3,
+        up=lambda d: (2 * 2 + 3 + 1) * d.y + 2 * d.x,
+        down=lambda d: (2 * 2 + 1 + 3 + 1 + 2) * d.x + (3 * 2 + 1 + 2 * 3 + 2 + 1) * d.y,
+        **TWO_LOOPS,
+    ),
+    Case(
+        "fednest sgd",
+        "fednest",
+        NEST | {"neumann_terms": 3, "lower_solver": "sgd"},
+        exchanges=2 + 3 + 3,
+        up=lambda d: (2 + 3 + 1) * d.y + 2 * d.x,
+        down=lambda d: (2 + 1 + 3 + 1 + 2) * d.x + (2 + 1 + 2 * 3 + 2 + 1) * d.y,
+        **TWO_LOOPS,
+    ),
+    Case(
+        "lfednest N=2",
+        "lfednest",
+        NEST | {"neumann_terms": 3},
+        exchanges=2 * 2 + 1,
+        up=lambda d: 2 * 2 * d.y + d.x,
+        down=lambda d: (2 * 2 + 1) * d.x + (3 * 2 + 1) * d.y + 1,  # and the number of terms
+        **TWO_LOOPS,
+    ),
+    Case(
+        "aggitd N=2",
+        "aggitd",
+        NEST,
+        exchanges=2 * 2 + 3,
+        up=lambda d: (3 * 2 + 1) * d.y + 2 * d.x,
+        down=lambda d: (2 * 2 + 1 + 1 + 2) * d.x + (4 * 2 + 2 + 2 + 1) * d.y + 2 * 3,  # and t and Q
+        **TWO_LOOPS,
+    ),
+    Case(
+        "aggitd sgd",
+        "aggitd",
+        NEST | {"lower_solver": "sgd"},
+        exchanges=2 + 3,
+        up=lambda d: (2 * 2 + 1) * d.y + 2 * d.x,
+        down=lambda d: (2 + 1 + 1 + 2) * d.x + (2 * 2 + 2 + 2 + 1) * d.y + 2 * 3,
+        **TWO_LOOPS,
     ),
 ]
 
 # One case for each method: where a property does not depend on the number of steps.
-ONE_EACH = [next(case for case in CASES if case.method == name and case.order == 1) for name in METHODS]
+ONE_EACH = [
+    next(case for case in CASES if case.method == name and (case.order != 0 or case.name == "fedmsa K=4"))
+    for name in METHODS
+]
 
 
 def by_name(case: Case) -> str:
@@ -94,3 +156,8 @@ def reweighted(exact: Any, factors: Any) -> Any:
     """The problem with client weights in proportion to p_i times a factor each."""
     weights = exact.weights * factors
     return dataclasses.replace(exact, weights=weights / weights.sum())
+
+
+def on_beds(cases: list[Case]) -> list[tuple[Case, str]]:
+    """Every case with every problem that it solves."""
+    return [(case, name) for case in cases for name in case.beds]

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-
+from rookery.algorithms.storm import AccState, alpha, check_storm
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, State, component, first_round, method, static
+from rookery.federation.method import Rates, first_round, method, static, struct
 from rookery.federation.steps import is_whole
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
 
-@component
-class AccState(State):
-    """The server's state with the averaged momentum m."""
-
-    m: Sequences
-
-
-@component
+@struct
 class AccClient:
     """What a client carries from the first exchange of a round to the second: its z before the last step, its m."""
 
@@ -74,23 +66,9 @@ class FedBiOAcc:
     scopes = ("shared",)
 
     def check(self, problem: Problem, population: int) -> None:
-        if not is_whole(self.local_steps) or self.local_steps < 1:
-            raise InputError(
-                f"local_steps: {self.local_steps!r} was given; FedBiOAcc needs one whole number from 1 for all clients"
-            )
+        check_storm(self, problem.names)
         if self.first_batch is not None and (not is_whole(self.first_batch) or self.first_batch < 1):
             raise InputError(f"first_batch: {self.first_batch!r} was given; a whole number of at least 1 is needed")
-        if not (self.delta > 0 and self.offset > -1):
-            raise InputError(
-                f"delta, offset: {self.delta}, {self.offset} were given; delta > 0 and offset > -1 are needed"
-            )
-        momentum = self.momentum.at(0)
-        largest = max(float(momentum[name]) for name in problem.names) * self.delta**2 / (self.offset + 1) ** (2 / 3)
-        if largest > 1:
-            raise InputError(
-                f"momentum: c alpha^2 is {largest:.4g} at the first iteration; it must be at most 1: "
-                "lower momentum or delta, or raise offset"
-            )
 
     def init(self, problem: Problem, z: Sequences) -> AccState:
         return AccState(z, first_round(), m=z.zeros())
@@ -113,12 +91,12 @@ class FedBiOAcc:
 
         def iteration(carry: tuple, k: Any, key: Any) -> tuple:
             z, m = carry
-            new = z - self.lr.at(client.round) * (m * self.alpha(client, k))
+            new = z - self.lr.at(client.round) * (m * alpha(self, client, k))
             return new, self.storm(client, new, z, m, k, key)
 
         last = self.local_steps - 1
         z_i, m = client.loop(last, iteration, (z, m))
-        new = z_i - self.lr.at(client.round) * (m * self.alpha(client, last))
+        new = z_i - self.lr.at(client.round) * (m * alpha(self, client, last))
         return new - z, AccClient(z=z_i, m=m)
 
     def momentum_at(self, client: Client, z: Sequences) -> Sequences:
@@ -129,10 +107,5 @@ class FedBiOAcc:
     def storm(self, client: Client, new: Sequences, old: Sequences, m: Sequences, k: Any, key: Any) -> Sequences:
         """D_i(new; B) + (1 - c alpha_t^2) (m - D_i(old; B)) with one fresh sample B."""
         sample = client.sample(key)
-        keep = 1 - self.momentum.at(client.round) * self.alpha(client, k) ** 2
+        keep = 1 - self.momentum.at(client.round) * alpha(self, client, k) ** 2
         return client.direction(new, sample) + keep * (m - client.direction(old, sample))
-
-    def alpha(self, client: Client, k: Any) -> Any:
-        """alpha_t at the round's iteration k = 0 .. I - 1."""
-        t = client.round * self.local_steps + k + 1
-        return self.delta / jnp.cbrt(self.offset + t.astype(client.dtype))

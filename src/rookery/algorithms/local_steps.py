@@ -11,14 +11,16 @@ import numpy as np
 
 from rookery.errors import InputError
 from rookery.federation.client import Client
-from rookery.federation.method import component, static
+from rookery.federation.method import static, struct
 from rookery.federation.rates import Rates
 from rookery.federation.steps import Steps, largest_steps
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
+Coefficients = Any  # None, a table of shape (steps,) or (clients, steps), or a function of (k, client, round)
 
-@component
+
+@struct
 class CoefficientFunction:
     """a_k as the user's function of (k, client index, round)."""
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rookery.algorithms.aggitd import AggITD
 from rookery.algorithms.fedavg import FedAvg
 from rookery.algorithms.fedbio import FedBiO
+from rookery.algorithms.fedbio_local import FedBiOLocal
 from rookery.algorithms.fedbioacc import FedBiOAcc
+from rookery.algorithms.fedbioacc_local import FedBiOAccLocal
+from rookery.algorithms.fedmsa import FedMSA
+from rookery.algorithms.fednest import FedNest
+from rookery.algorithms.lfednest import LFedNest
 from rookery.algorithms.shrofbo import ShroFBO
 from rookery.algorithms.simfbo import SimFBO
 from rookery.errors import unknown
@@ -15,13 +21,15 @@ from rookery.errors import unknown
 
 @dataclass(frozen=True)
 class Row:
-    """What a user wants to know of a method before choosing it."""
+    """What a user wants to know of a method before choosing it. In formulas: N lower rounds, T Neumann terms."""
 
     method: type[Any]
     summary: str
-    exchanges: int  # per round
+    exchanges: str  # per round
+    floats_up: str  # per client and round
     exactness: str
-    problems: str = "any"
+    client_state: str = "none"
+    unequal_steps: str = "yes"
 
     @property
     def name(self) -> str:
@@ -29,39 +37,84 @@ class Row:
         return self.method.__name__.lower()
 
     @property
-    def local_sequences(self) -> bool:
-        """Whether it keeps local sequences on their clients."""
-        return "local" in self.method.scopes
+    def problems(self) -> str:
+        """The kinds of problem it solves."""
+        kinds = "any" if self.method.kinds is None else ", ".join(self.method.kinds)
+        if "shared" not in self.method.scopes:
+            return f"{kinds}, own lower level per client"
+        return kinds if "local" in self.method.scopes else f"{kinds}, all sequences shared"
 
+
+_ONE_STEP = "exact at 1 local step, O(eta) at more"
 
 METHODS: dict[str, Row] = {
     row.name: row
     for row in [
-        Row(SimFBO, "all sequences at once, one exchange a round", 1, "exact at 1 local step, O(eta) at more"),
+        Row(SimFBO, "all sequences at once, one exchange a round", "1", "dim z", _ONE_STEP),
         Row(
             ShroFBO,
             "SimFBO for clients with different numbers of local steps",
-            1,
-            "exact at 1 local step, O(eta) at more, unequal ones too",
+            "1",
+            "dim z + 1",
+            _ONE_STEP + ", unequal ones too",
         ),
-        Row(
-            FedBiO,
-            "local steps on all sequences, then an average",
-            1,
-            "exact at 1 local step, O(eta) at more",
-        ),
+        Row(FedBiO, "local steps on all sequences, then an average", "1", "dim z", _ONE_STEP),
         Row(
             FedBiOAcc,
             "FedBiO with variance-reduced (STORM) momenta, for noisy minibatches",
-            2,
+            "2",
+            "2 dim z",
             "exact at 1 or 2 local steps, O(eta) at more",
+            client_state="within a round",
+            unequal_steps="no",
         ),
         Row(
-            FedAvg,
-            "plain federated learning: local steps, then an average",
-            1,
-            "exact at 1 local step, O(eta) at more",
+            FedBiOLocal,
+            "each client its own lower problem, only x travels",
+            "1",
+            "dim x",
+            "exact at 1 local step with an exact adjoint, truncation bias with a Neumann series",
+            client_state="y, v",
         ),
+        Row(
+            FedBiOAccLocal,
+            "FedBiOLocal with STORM momenta",
+            "2",
+            "2 dim x",
+            "as FedBiOLocal, at 1 or 2 local steps",
+            client_state="y, v, momenta",
+            unequal_steps="no",
+        ),
+        Row(
+            FedMSA,
+            "server momentum and SPIDER local steps, on any number of sequences",
+            "2",
+            "2 dim z",
+            "exact at any number of local steps",
+            unequal_steps="no",
+        ),
+        Row(
+            FedNest,
+            "two loops: lower rounds, an exchanged Neumann series, an upper round",
+            "2N + T + 3",
+            "(2N + T + 1) dim y + 2 dim x",
+            "truncation bias, which shrinks linearly in T",
+        ),
+        Row(
+            LFedNest,
+            "FedNest with hypergradients from each client's own Hessians",
+            "2N + 1",
+            "2N dim y + dim x",
+            "biased when clients differ",
+        ),
+        Row(
+            AggITD,
+            "two loops: the Neumann product rides on the lower rounds' exchanges",
+            "2N + 3",
+            "(3N + 1) dim y + 2 dim x",
+            "truncation bias, which shrinks linearly in N",
+        ),
+        Row(FedAvg, "plain federated learning: local steps, then an average", "1", "dim z", _ONE_STEP),
     ]
 }
 

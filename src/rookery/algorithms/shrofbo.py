@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rookery.algorithms.local_steps import check_coefficients, check_radius, descend, wrap_coefficients
+from rookery.algorithms.local_steps import Coefficients, check_coefficients, check_radius, descend, wrap_coefficients
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.method import Rates, State, Steps, method
@@ -47,7 +47,7 @@ class ShroFBO:
     lr: Rates
     server_lr: Rates | None = None
     local_steps: Steps = 1
-    coefficients: Any = None
+    coefficients: Coefficients = None
     radius: float | None = None
 
     def __post_init__(self):

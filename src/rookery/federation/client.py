@@ -152,12 +152,14 @@ class Client:
 
     # Oracles: each counts itself.
 
-    def sample(self, key: jax.Array, size: int | None = None) -> Sample:
+    def sample(self, key: jax.Array, size: int | None = None, only: str | None = None) -> Sample:
         """A fresh draw of the minibatches that a direction needs, uniform with replacement; all examples of the
-        client where the run has no batch size. `size` overrides the run's."""
+        client where the run has no batch size. `size` overrides the run's; `only` draws for one level alone."""
         index: dict[str, jax.Array | None] = {}
         batch = dict(self._setting.batch)
         for number, (name, level) in enumerate(self._problem.draws.items()):
+            if only not in (None, level):
+                continue
             own = self._shard.level(level).size
             count = batch[level] if size is None else size
             if count is None:

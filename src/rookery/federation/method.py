@@ -1,7 +1,8 @@
 """The method contract: a straight-line server program and the client phases it names. Imports contracts only.
 
-A method is a frozen dataclass made with `@method`. Its numbers are leaves of a pytree, so they are traced: changing
-one never recompiles. Fields made with `static(...)` are structure. It has
+A method is a frozen dataclass made with `@method`; states and shared pieces are made with `@struct`. Its numbers are
+leaves of a pytree, so they are traced: changing one never recompiles. Fields made with `static(...)` are structure.
+It has
 
     init(problem, z)            the server's state before the first round, from the initial shared sequences
     client(problem, z)          the state of one client, () when it keeps none; z holds its local sequences too
@@ -26,14 +27,10 @@ from rookery.errors import InputError
 from rookery.federation.rates import Rates
 from rookery.federation.steps import Steps, check_steps
 from rookery.problems.base import Problem
+from rookery.structs import static, struct
 from rookery.vectors import Sequences
 
 T = TypeVar("T")
-
-
-def static(*, default: Any = dataclasses.MISSING) -> Any:
-    """A field that is part of a method's structure: changing it makes another program."""
-    return dataclasses.field(default=default, metadata={"static": True})
 
 
 def _no_client_state(self: Any, problem: Problem, z: Sequences) -> tuple:
@@ -57,7 +54,9 @@ _DEFAULTS = {
     "client": _no_client_state,
     "start": _no_start,
     "check": _nothing_to_check,
-    "scopes": ("shared", "local"),
+    "scopes": ("shared", "local"),  # which sequences it can have
+    "kinds": None,  # the kinds of problem it solves; None: every kind
+    "uses": None,  # the sequences that need step sizes; None: all
 }
 
 
@@ -65,21 +64,14 @@ _DEFAULTS = {
 def method(cls: type[T]) -> type[T]:
     """Makes a method of a class: a frozen dataclass, a pytree, with what it leaves out filled in."""
     for name, default in _DEFAULTS.items():
-        if name not in vars(cls):
+        if not hasattr(cls, name):
             setattr(cls, name, default)
-    if "round" not in vars(cls):
+    if not hasattr(cls, "round"):
         raise InputError(f"{cls.__name__}: a method needs round(self, state, cohort)")
-    return component(cls)
+    return struct(cls)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
-def component(cls: type[T]) -> type[T]:
-    """Makes a piece that methods share of a class: as `method`, without a program of its own."""
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@struct
 class State:
     """The server's state: the shared sequences and the number of rounds done. Methods that keep more extend it."""
 
@@ -122,6 +114,11 @@ def has_start(program: Any) -> bool:
 def bind(program: T, problem: Problem, population: int) -> T:
     """The method made ready for a problem: plain numbers become rates, and every field is checked, on the host."""
     owner: Any = program
+    if owner.kinds is not None and problem.kind not in owner.kinds:
+        raise InputError(
+            f"{type(program).__name__}: it solves {' and '.join(owner.kinds)} problems, and this one is "
+            f"{problem.kind}; use a method for every kind: SimFBO, FedBiO, FedBiOAcc or FedMSA"
+        )
     local = [name for name in problem.local if "local" not in owner.scopes]
     if local:
         raise InputError(
@@ -133,7 +130,7 @@ def bind(program: T, problem: Problem, population: int) -> T:
         value = getattr(owner, field.name)
         declared = str(field.type)  # a string or a type, as the method's module has it
         if re.search(r"\bRates\b", declared):
-            changes[field.name] = _rates(field.name, value, declared, problem)
+            changes[field.name] = _rates(field.name, value, declared, owner.uses or problem.names)
         elif re.search(r"Steps\b", declared):
             check_steps(field.name, value, population)
         elif declared.startswith("float") and value is not None:
@@ -143,17 +140,17 @@ def bind(program: T, problem: Problem, population: int) -> T:
     return bound
 
 
-def _rates(argument: str, value: Any, declared: str, problem: Problem) -> Any:
+def _rates(argument: str, value: Any, declared: str, names: tuple[str, ...]) -> Any:
     if value is None and "None" in declared:
         return None
     if not isinstance(value, Rates):
-        if len(problem.names) > 1:
+        if len(names) > 1:
             raise InputError(
-                f"{argument}: {value!r} was given and this problem has {', '.join(problem.names)}; "
+                f"{argument}: {value!r} was given and this problem has {', '.join(names)}; "
                 f"use rk.Rates({value!r}) for one rate in all of them"
             )
         value = Rates(value)
-    value.check(argument, problem.names)
+    value.check(argument, names)
     return value
 
 
@@ -162,10 +159,10 @@ __all__ = [
     "State",
     "Steps",
     "bind",
-    "component",
     "find_phase",
     "first_round",
     "has_start",
     "method",
     "static",
+    "struct",
 ]

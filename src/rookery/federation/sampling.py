@@ -1,4 +1,4 @@
-"""Which clients take part in a round, and the cohort they form. Imports errors only.
+"""Which clients take part in a round, and the cohort they form. Imports errors and structs.
 
 Each scheme draws a fixed number of slots inside the program; a slot that no client fills has count 0.
 Slots that are filled come first, in the order of client indices.
@@ -7,7 +7,6 @@ Slots that are filled come first, in the order of client indices.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ import numpy as np
 
 from rookery.errors import InputError
 from rookery.federation.steps import is_whole
+from rookery.structs import static, struct
 
 
 class Members(NamedTuple):
@@ -86,10 +86,6 @@ class Sampling(ABC):
         return Members(index, count, expected).take(jnp.arange(index.shape[0], dtype=jnp.int32))
 
 
-def _scheme(cls: type) -> type:
-    return jax.tree_util.register_dataclass(dataclass(frozen=True)(cls))
-
-
 def _check_cohort(m: Any, population: int, largest: int | None) -> None:
     if not is_whole(m) or m < 1:
         raise InputError(f"sampling: a cohort of {m!r} was given; a whole number of at least 1 is needed")
@@ -99,11 +95,7 @@ def _check_cohort(m: Any, population: int, largest: int | None) -> None:
         )
 
 
-def _static() -> Any:
-    return field(metadata={"static": True})
-
-
-@_scheme
+@struct
 class All(Sampling):
     """Every client, every round."""
 
@@ -120,11 +112,11 @@ class All(Sampling):
         """Everybody is always there."""
 
 
-@_scheme
+@struct
 class Uniform(Sampling):
     """`m` different clients, every set of m equally likely."""
 
-    m: int = _static()
+    m: int = static()
 
     def slots(self, population: int) -> int:
         return self.m
@@ -139,11 +131,11 @@ class Uniform(Sampling):
         _check_cohort(self.m, population, population)
 
 
-@_scheme
+@struct
 class WithReplacement(Sampling):
     """`m` independent uniform draws; a client that is drawn k times takes part once, with weight k."""
 
-    m: int = _static()
+    m: int = static()
 
     def slots(self, population: int) -> int:
         return min(self.m, population)
@@ -164,7 +156,7 @@ class WithReplacement(Sampling):
         _check_cohort(self.m, population, None)
 
 
-@_scheme
+@struct
 class Bernoulli(Sampling):
     """Each client by itself with probability `p` (one number, or one per client); an empty cohort is a round
     without an exchange, in which nothing moves."""
@@ -191,7 +183,7 @@ class Bernoulli(Sampling):
             raise InputError(f"sampling: p = {p.min() if p.min() <= 0 else p.max()} was given; 0 < p <= 1 is needed")
 
 
-@_scheme
+@struct
 class Weighted(Sampling):
     """Inclusion probabilities of one's own, with their sum m a whole number: exactly m different clients.
 
@@ -200,7 +192,7 @@ class Weighted(Sampling):
     """
 
     probabilities: Any
-    cohort: int | None = field(default=None, metadata={"static": True})  # m; None: read from the probabilities
+    cohort: int | None = static(default=None)  # m; None: read from the probabilities
 
     def __post_init__(self):
         if self.cohort is None:  # before tracing: m must stay static when the probabilities are traced

@@ -1,9 +1,8 @@
-"""How many local steps a client takes: fixed, per client, or random per client and round. Imports errors only."""
+"""How many local steps a client takes: fixed, per client, or random. Imports errors and structs."""
 
 from __future__ import annotations
 
 import numbers
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.errors import InputError
+from rookery.structs import struct
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@struct
 class FixedSteps:
     """Client i takes `steps[i]` local steps in every round it is part of."""
 
@@ -36,8 +35,7 @@ class FixedSteps:
             raise InputError(f"{argument}: {steps.min()} was given; numbers of steps are whole and at least 1")
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@struct
 class RandomSteps:
     """Every client draws its number of steps uniformly from low, ..., high, anew in every round."""
 
@@ -82,6 +80,12 @@ def check_steps(argument: str, steps: Steps, population: int) -> None:
         raise InputError(
             f"{argument}: {steps!r} was given; a whole number of at least 1, rk.FixedSteps or rk.RandomSteps is needed"
         )
+
+
+def check_count(argument: str, value: Any) -> None:
+    """Refuses what is not a whole number of at least 1."""
+    if not is_whole(value) or value < 1:
+        raise InputError(f"{argument}: {value!r} was given; a whole number of at least 1 is needed")
 
 
 def is_whole(value: Any) -> bool:

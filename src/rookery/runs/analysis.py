@@ -52,28 +52,21 @@ def fixed_point(
     """The fixed point of a method's full-batch round on a problem with a linear field, all clients taking part.
 
     Args:
+      method: the method; or a list of methods, equally likely in every round: the fixed point in expectation, for
+        instance over all values of a random truncation index.
       round: the number that the round counter is held at, for methods whose step sizes depend on it; round 0 may be
         special (first momenta), so 1 is the default.
 
     The other arguments are those of `rk.run`. The result is meaningless when the field is not linear, which is
     checked at a random point.
     """
+    options = {"x": x, "y": y, "start": start, "sampling": All(), "batch_size": None, "seed": seed}
     with precision_context("float64"):
-        setup = prepare(
-            problem,
-            method,
-            clients,
-            x=x,
-            y=y,
-            start=start,
-            sampling=All(),
-            batch_size=None,
-            seed=seed,
-            precision="float64",
-        )
-        program = Local(at_once=clients.population).program(setup)
-        carry = setup.carry._replace(state=_at_round(setup.carry.state, round))
-        return _solve(program, setup.inputs, carry)
+        methods = method if isinstance(method, list) else [method]
+        setups = [prepare(problem, each, clients, precision="float64", **options) for each in methods]
+        program = Local(at_once=clients.population).program(setups[0])
+        carry = setups[0].carry._replace(state=_at_round(setups[0].carry.state, round))
+        return _solve(program, [setup.inputs for setup in setups], carry)
 
 
 def _at_round(state: Any, round: int) -> Any:
@@ -107,11 +100,12 @@ def _linearise(program: Program, inputs: Inputs, carry: Carry, probe: jax.Array)
     return jax.jacfwd(once)(zero), once(zero), flat, once(probe)
 
 
-def _solve(program: Program, inputs: Inputs, carry: Carry) -> FixedPoint:
+def _solve(program: Program, inputs: list[Inputs], carry: Carry) -> FixedPoint:
     floats, back = _floats(carry)
     flat, unravel = ravel_pytree(floats)
     probe = np.random.default_rng(0).normal(size=flat.shape)
-    matrix, offset, first, at_probe = (np.asarray(a) for a in _linearise(program, inputs, carry, probe))
+    maps = [_linearise(program, each, carry, probe) for each in inputs]
+    matrix, offset, first, at_probe = (np.mean(parts, axis=0) for parts in zip(*maps))
     if not np.allclose(matrix @ probe + offset, at_probe, rtol=1e-8, atol=1e-8):
         raise InputError("problem: a round is not an affine map of the state; fixed_point needs a linear field")
     gap = np.eye(len(matrix)) - matrix

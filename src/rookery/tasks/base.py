@@ -22,6 +22,7 @@ class Assembly:
     start: Mapping[str, Any] = field(default_factory=dict)
     metrics: Callable[[Any], Mapping[str, Any]] | None = None
     main_metric: str = "accuracy"  # what plots and tables show
+    falling: bool = False  # whether the main metric is better when it is lower
 
 
 class Task(Protocol):

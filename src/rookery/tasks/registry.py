@@ -5,8 +5,9 @@ from __future__ import annotations
 from rookery.errors import unknown
 from rookery.tasks.base import Task
 from rookery.tasks.hyperrep import HyperRep
+from rookery.tasks.riskaverse import RiskAverse
 
-TASKS: dict[str, type[Task]] = {"hyperrep": HyperRep}
+TASKS: dict[str, type[Task]] = {"hyperrep": HyperRep, "riskaverse": RiskAverse}
 
 
 def find_task(name: str) -> type[Task]:

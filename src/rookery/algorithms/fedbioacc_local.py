@@ -1,0 +1,122 @@
+"""FedBiOAcc with local lower levels: STORM momenta, of which only that of x is exchanged."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.algorithms.estimators import Estimator, Neumann, moves_of
+from rookery.algorithms.fedbio_local import check_local_lower
+from rookery.algorithms.storm import AccState, alpha, check_storm
+from rookery.federation.client import Client
+from rookery.federation.cohort import Cohort
+from rookery.federation.method import Rates, first_round, method, struct
+from rookery.problems.base import Problem
+from rookery.vectors import Sequences
+
+
+@struct
+class LocalAccClient:
+    """A client's own momenta, and its z before the last step, kept for the second exchange of a round."""
+
+    z: Sequences
+    m: Sequences
+    visits: Any  # how many rounds it has been part of; its first momentum is its own
+
+
+@method
+class FedBiOAccLocal:
+    r"""Local steps along STORM momenta, each client with its own y; x, then the momentum of x, are averaged.
+
+    Iterations are counted t = 1, 2, ... over the whole run, with alpha_t = delta / (u + t)^{1/3} and the client's field
+    F_i = (Phi_i for x, grad_y g_i for y). At every iteration
+
+        z_i' = z_i - eta alpha_t m_i
+        m_i  = F_i(z_i'; B) + (1 - c alpha_t^2) (m_i - F_i(z_i; B)),   B fresh, the same at both points.
+
+    At every I-th iteration x is averaged [exchange 1], m_i is formed at the averaged x against the client's own z_i,
+    and its x-part is averaged [exchange 2]. y and its momentum never leave the client.
+
+    Args:
+      lr: eta, the step sizes for x and y (and v with `rk.Tracked()`).
+      local_steps: I, one whole number, the same for all clients.
+      momentum: c, per sequence; c alpha_1^2 <= 1 is needed.
+      delta: delta of alpha_t.
+      offset: u of alpha_t.
+      hypergradient: how v is found: `rk.Neumann(terms, step)` (the paper), `rk.ConjugateGradient(iterations)`, or
+        `rk.Tracked()`.
+
+    Exchanges per round: 2, that is 2 per I iterations. Floats per client: 2 dim x down and dim x up, then dim x down
+    and dim x up.
+    Exactness: at I <= 2 exact with a tracked v or conjugate gradients, the truncation bias with a Neumann series;
+    O(eta) more at larger I.
+    Deviations from the paper: its u-line is stray; the first momentum costs no exchange; a client that was absent
+    starts its momentum of x from the server's.
+
+    Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 4.
+    """
+
+    lr: Rates
+    local_steps: int = 1
+    momentum: Rates = Rates(1.0)
+    delta: float = 1.0
+    offset: float = 1.0
+    hypergradient: Estimator = Neumann()
+
+    kinds = ("bilevel",)
+    scopes = ("local",)
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        return moves_of(self.hypergradient)
+
+    def check(self, problem: Problem, population: int) -> None:
+        check_local_lower("FedBiOAccLocal", problem)
+        self.hypergradient.check()
+        check_storm(self, self.uses)
+
+    def init(self, problem: Problem, z: Sequences) -> AccState:
+        return AccState(z, first_round(), m=z.zeros())
+
+    def client(self, problem: Problem, z: Sequences) -> LocalAccClient:
+        return LocalAccClient(z=z.zeros(), m=z.only(self.hypergradient.moves).zeros(), visits=first_round())
+
+    def round(self, state: AccState, cohort: Cohort) -> AccState:
+        z = state.z + cohort.update_mean("iterations", state.z, state.m)
+        m = cohort.update_mean("momentum_at", z)
+        return state.next(z=z, m=m)
+
+    def iterations(self, client: Client, z: Sequences, m: Sequences) -> tuple[Sequences, LocalAccClient]:
+        """I - 1 whole iterations and the step of the I-th."""
+        z_i, kept = client.enter(z), client.state
+        own = client.choose(kept.visits == 0, lambda: self.hypergradient.field(client, z_i, client.key), lambda: kept.m)
+        m_i = own.merged(jax.tree.map(partial(jnp.where, client.round == 0), own.only(m.names), m))
+
+        def iteration(carry: tuple, k: Any, key: Any) -> tuple:
+            z, m = carry
+            new = self.move(client, z, m, k)
+            return new, self.storm(client, new, z, m, k, key)
+
+        last = self.local_steps - 1
+        z_i, m_i = client.loop(last, iteration, (z_i, m_i))
+        moved = client.leave(self.move(client, z_i, m_i, last)) - z
+        return moved, LocalAccClient(z=z_i, m=m_i, visits=kept.visits + 1)
+
+    def momentum_at(self, client: Client, z: Sequences) -> tuple[Sequences, LocalAccClient]:
+        """The momentum of the I-th iteration, at the averaged x and the client's own y."""
+        kept = client.state
+        m = self.storm(client, client.enter(z), kept.z, kept.m, self.local_steps - 1, client.key)
+        return client.shared(m), LocalAccClient(z=kept.z, m=m, visits=kept.visits)
+
+    def move(self, client: Client, z: Sequences, m: Sequences, k: Any) -> Sequences:
+        """z - eta alpha_t m, of the sequences that have a momentum."""
+        return z.merged(z.only(m.names) - self.lr.at(client.round) * (m * alpha(self, client, k)))
+
+    def storm(self, client: Client, new: Sequences, old: Sequences, m: Sequences, k: Any, key: Any) -> Sequences:
+        """F_i(new; B) + (1 - c alpha_t^2) (m - F_i(old; B)); the same key is the same samples."""
+        keep = 1 - self.momentum.at(client.round) * alpha(self, client, k) ** 2
+        field = self.hypergradient.field
+        return field(client, new, key) + keep * (m - field(client, old, key))

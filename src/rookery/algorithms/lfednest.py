@@ -1,0 +1,91 @@
+"""LFedNest: FedNest with hypergradients that every client builds from its own Hessians."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.algorithms.rounds import LowerRound, check_solver, per_step
+from rookery.federation.client import Client
+from rookery.federation.cohort import Cohort
+from rookery.federation.method import Rates, State, Steps, method, static
+from rookery.federation.steps import check_count
+from rookery.problems.base import Problem
+from rookery.vectors import Vector
+
+
+@method
+class LFedNest:
+    r"""N rounds on the lower problem, then local steps on x along the client's own truncated hypergradients.
+
+    In every round, with M the unbiased mean over the cohort and T' ~ U{0, ..., T-1}:
+
+        y   <- lower round at (x, y), N times
+        p_i <- lambda T grad_y f_i(x_i, y);   p_i <- p_i - lambda H_i(x_i, y) p_i, T' times, a fresh sample each
+        x_i <- x_i - alpha (grad_x f_i(x_i, y) - (d2 g_i/dx dy) p_i)       both lines tau_i times, from x_i = x
+        x   <- x + M(x_i - x)
+
+    Args:
+      lr: alpha for x and beta for y.
+      neumann_step: lambda.
+      neumann_terms: T, the length of the Neumann series.
+      lower_rounds: N.
+      lower_steps: local steps of a lower round, an int, `rk.FixedSteps` or `rk.RandomSteps`.
+      upper_steps: tau_i, local steps on x, likewise.
+      lower_solver: "svrg" (two exchanges a lower round) or "sgd" (one).
+      scaled_rates: divide alpha and beta by the client's number of steps.
+
+    Exchanges per round: 2N + 1 ("sgd": N + 1). Floats up per client: 2N dim y, dim x.
+    Exactness: biased when clients differ: every client inverts its own Hessian, truncated.
+
+    Reference: FedNest: Federated Bilevel, Minimax, and Compositional Optimization (its light version); as in Federated
+    Hypergradient Computation via Aggregated Iterative Differentiation, section 2.1.
+    """
+
+    lr: Rates
+    neumann_step: float = 0.01
+    neumann_terms: int = 5
+    lower_rounds: int = 1
+    lower_steps: Steps = 1
+    upper_steps: Steps = 1
+    lower_solver: str = static(default="svrg")
+    scaled_rates: bool = static(default=False)
+
+    kinds = ("bilevel",)
+    scopes = ("shared",)
+    uses = ("x", "y")
+
+    def check(self, problem: Problem, population: int) -> None:
+        check_solver(self.lower_solver)
+        check_count("neumann_terms", self.neumann_terms)
+        check_count("lower_rounds", self.lower_rounds)
+
+    @property
+    def lower(self) -> LowerRound:
+        return LowerRound(self.lr, self.lower_steps, self.scaled_rates, self.lower_solver)
+
+    def round(self, state: State, cohort: Cohort) -> State:
+        x, y = state.z.x, state.z.y
+        y = cohort.repeat(self.lower_rounds, lambda cohort, t, y: self.lower.run(cohort, x, y), y)
+        last = jax.random.randint(cohort.key, (), 0, self.neumann_terms, dtype=jnp.int32)
+        x = x + cohort.mean("descend", x, y, last)
+        return state.next(z=state.z.replace(x=x, y=y))
+
+    def descend(self, client: Client, x: Vector, y: Vector, last: Any) -> Vector:
+        """tau_i steps on x along the client's own hypergradient, with T' = `last` Hessian products each."""
+
+        def step(x_i: Vector, k: Any, key: jax.Array) -> Vector:
+            def term(p: Vector, t: Any, _: jax.Array) -> Vector:
+                fresh = client.sample(jax.random.fold_in(key, t + 1), only="lower")
+                return p - self.neumann_step * client.hvp(x_i, y, p, fresh)
+
+            s = client.sample(key)
+            p = self.neumann_step * self.neumann_terms * client.upper_grad_y(x_i, y, s)
+            p = client.loop(last, term, p)
+            return x_i - alpha * (client.upper_grad_x(x_i, y, s) - client.cross(x_i, y, p, s))
+
+        tau = client.steps(self.upper_steps)
+        alpha = per_step(self.lr.at(client.round)["x"], tau, self.scaled_rates)
+        return client.loop(tau, step, x) - x

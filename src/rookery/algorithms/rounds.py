@@ -1,0 +1,101 @@
+"""The lower round and the upper round of two-loop bilevel methods: components with phases. Imports contracts only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from rookery.errors import unknown
+from rookery.federation.client import Client
+from rookery.federation.cohort import Cohort
+from rookery.federation.method import Rates, Steps, static, struct
+from rookery.vectors import Vector
+
+SOLVERS = ("svrg", "sgd")
+
+
+def check_solver(solver: str) -> None:
+    """Refuses a lower solver that is not there."""
+    if solver not in SOLVERS:
+        raise unknown("lower_solver", solver, SOLVERS)
+
+
+@struct
+class LowerRound:
+    """One round on the lower problem at (x, y), found by a method's phases as "lower.*".
+
+    "svrg", two exchanges: q = mean of grad_y g_i(x, y); then tau_i steps, with the same sample b in both terms,
+
+        y_i <- y_i - beta (grad_y g_i(x, y_i; b) - grad_y g_i(x, y; b) + q),   y <- y + mean of (y_i - y).
+
+    "sgd", one exchange: plain local steps y_i <- y_i - beta grad_y g_i(x, y_i; b).
+    """
+
+    lr: Rates
+    count: Steps
+    scaled: bool = static(default=False)  # beta / tau_i in place of beta
+    solver: str = static(default="svrg")
+
+    def run(self, cohort: Cohort, x: Vector, y: Vector) -> Vector:
+        """The server's side."""
+        if self.solver == "sgd":
+            return y + cohort.mean("lower.descend", x, y)
+        q = cohort.mean("lower.gradient", x, y)
+        return y + cohort.mean("lower.correct", x, y, q)
+
+    def gradient(self, client: Client, x: Vector, y: Vector) -> Vector:
+        return client.lower_grad(x, y, client.sample(client.key, only="lower"))
+
+    def correct(self, client: Client, x: Vector, y: Vector, q: Vector) -> Vector:
+        def step(y_i: Vector, k: Any, key: jax.Array) -> Vector:
+            b = client.sample(key, only="lower")
+            return y_i - beta * (client.lower_grad(x, y_i, b) - client.lower_grad(x, y, b) + q)
+
+        tau = client.steps(self.count)
+        beta = per_step(self.lr.at(client.round)["y"], tau, self.scaled)
+        return client.loop(tau, step, y) - y
+
+    def descend(self, client: Client, x: Vector, y: Vector) -> Vector:
+        def step(y_i: Vector, k: Any, key: jax.Array) -> Vector:
+            return y_i - beta * client.lower_grad(x, y_i, client.sample(key, only="lower"))
+
+        tau = client.steps(self.count)
+        beta = per_step(self.lr.at(client.round)["y"], tau, self.scaled)
+        return client.loop(tau, step, y) - y
+
+
+@struct
+class UpperRound:
+    """One round on x along a hypergradient h at (x, y), one exchange, found by a method's phases as "upper.steps":
+
+    x_i <- x_i - alpha (h - grad_x f_i(x, y; b) + grad_x f_i(x_i, y; b)), tau_i times;   x <- x + mean of (x_i - x).
+    """
+
+    lr: Rates
+    count: Steps
+    scaled: bool = static(default=False)  # alpha / tau_i in place of alpha
+
+    def run(self, cohort: Cohort, x: Vector, y: Vector, h: Vector) -> Vector:
+        """The server's side."""
+        return x + cohort.mean("upper.steps", x, y, h)
+
+    def steps(self, client: Client, x: Vector, y: Vector, h: Vector) -> Vector:
+        def step(x_i: Vector, k: Any, key: jax.Array) -> Vector:
+            b = client.sample(key, only="upper")
+            return x_i - alpha * (h - client.upper_grad_x(x, y, b) + client.upper_grad_x(x_i, y, b))
+
+        tau = client.steps(self.count)
+        alpha = per_step(self.lr.at(client.round)["x"], tau, self.scaled)
+        return client.loop(tau, step, x) - x
+
+
+def per_step(rate: Any, tau: Any, scaled: bool) -> Any:
+    """A step size, divided by the client's number of steps where asked for."""
+    return rate / tau if scaled else rate
+
+
+def hypergradient(client: Client, x: Vector, y: Vector, p: Vector) -> Vector:
+    """grad_x f_i(x, y) - (d2 g_i/dx dy) p on one fresh sample."""
+    s = client.sample(client.key)
+    return client.upper_grad_x(x, y, s) - client.cross(x, y, p, s)

@@ -1,0 +1,46 @@
+"""What the STORM momenta of FedBiOAcc and its local form have in common. Imports contracts only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from rookery.errors import InputError
+from rookery.federation.client import Client
+from rookery.federation.method import State, struct
+from rookery.federation.steps import is_whole
+from rookery.vectors import Sequences
+
+
+@struct
+class AccState(State):
+    """The server's state with the averaged momentum m."""
+
+    m: Sequences
+
+
+def alpha(method: Any, client: Client, k: Any) -> Any:
+    """alpha_t = delta / (u + t)^{1/3} at the round's iteration k = 0 .. I - 1, where t = 1, 2, ... counts them all."""
+    t = client.round * method.local_steps + k + 1
+    return method.delta / jnp.cbrt(method.offset + t.astype(client.dtype))
+
+
+def check_storm(method: Any, names: tuple[str, ...]) -> None:
+    """Refuses an I that is not one number, and momenta with c alpha^2 > 1."""
+    name = type(method).__name__
+    if not is_whole(method.local_steps) or method.local_steps < 1:
+        raise InputError(
+            f"local_steps: {method.local_steps!r} was given; {name} needs one whole number from 1 for all clients"
+        )
+    if not (method.delta > 0 and method.offset > -1):
+        raise InputError(
+            f"delta, offset: {method.delta}, {method.offset} were given; delta > 0 and offset > -1 are needed"
+        )
+    momentum = method.momentum.at(0)
+    largest = max(float(momentum[name]) for name in names) * method.delta**2 / (method.offset + 1) ** (2 / 3)
+    if largest > 1:
+        raise InputError(
+            f"momentum: c alpha^2 is {largest:.4g} at the first iteration; it must be at most 1: "
+            "lower momentum or delta, or raise offset"
+        )

@@ -1,0 +1,137 @@
+"""Risk-averse learning: a three-level compositional problem, the mean of a loss plus its upper semi-deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.data.federated import federate
+from rookery.data.partitions import Partition
+from rookery.errors import InputError
+from rookery.problems.kinds import Compositional
+from rookery.tasks.base import Assembly
+from rookery.vectors import Values
+
+
+def utility(x: jax.Array, e: Any) -> jax.Array:
+    """U = (b - (a'x)^2)^2 of one example."""
+    return (e["b"] - jnp.dot(e["a"], x) ** 2) ** 2
+
+
+def mean_map(x: Any, e: Any) -> dict[str, jax.Array]:
+    """f^0: x with the mean of U beside it."""
+    return {"x": x, "mean": utility(x, e)}
+
+
+def spread_map(z: Any, e: Any) -> dict[str, jax.Array]:
+    """f^1: the mean, and the mean square of what exceeds it."""
+    return {"mean": z["mean"], "spread": jnp.maximum(0, utility(z["x"], e) - z["mean"]) ** 2}
+
+
+@dataclass(frozen=True)
+class Risk:
+    """f^2: mean + lam sqrt(spread + delta). A class and not a closure, so that equal settings share a program."""
+
+    lam: float
+    delta: float
+
+    def __call__(self, z: Any, e: Any) -> jax.Array:
+        return z["mean"] + self.lam * jnp.sqrt(z["spread"] + self.delta)
+
+
+def objective(x: jax.Array, a: jax.Array, b: jax.Array, lam: float, delta: float) -> jax.Array:
+    """E[U] + lam sqrt(E[max(0, U - E U)^2] + delta), in one piece."""
+    losses = (b - (a @ x) ** 2) ** 2
+    mean = jnp.mean(losses)
+    return mean + lam * jnp.sqrt(jnp.mean(jnp.maximum(0, losses - mean) ** 2) + delta)
+
+
+@dataclass(frozen=True)
+class RiskAverse:
+    """A signal recovered from squared measurements, with a price on losses above their mean: three levels.
+
+    min_x E[U] + lam sqrt(E[max(0, U - E U)^2] + delta) with U = (b - (a'x)^2)^2, which has minimisers +x* and -x*. The
+    metrics are the objective and the distance to the nearer of them, found by a centralised solve in float64.
+    """
+
+    dimension: int = 10
+    """Length of x."""
+    examples: int = 1000
+    """Number of measurements (a, b), over all clients."""
+    lam: float = 0.5
+    """Price of the semi-deviation."""
+    delta: float = 0.01
+    """Smoothing of the square root."""
+    noise: float = 0.1
+    """Standard deviation of the noise in b."""
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        inner = dict.fromkeys(("z1", "z2", "w1", "w2"), 0.5)
+        return {"x": 0.002, **inner}
+
+    @property
+    def batch_size(self) -> int | None:
+        return None
+
+    def measurements(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """a ~ N(0, S) with S positive definite, b = (a'u)^2 + noise for a unit vector u; float64."""
+        rng = np.random.default_rng(seed)
+        root = np.eye(self.dimension) + 0.3 * rng.normal(size=(self.dimension, self.dimension)) / self.dimension**0.5
+        a = rng.normal(size=(self.examples, self.dimension)) @ root
+        u = rng.normal(size=self.dimension)
+        return a, (a @ (u / np.linalg.norm(u))) ** 2 + self.noise * rng.normal(size=self.examples)
+
+    def solution(self, seed: int) -> np.ndarray:
+        """+x*, by damped Newton steps on the whole objective in float64, from the spectral estimate of u."""
+        a, b = self.measurements(seed)
+        with jax.enable_x64(True):
+            value = lambda x: objective(x, jnp.asarray(a), jnp.asarray(b), self.lam, self.delta)
+            value, gradient, hessian = jax.jit(value), jax.jit(jax.grad(value)), jax.jit(jax.hessian(value))
+            x = np.linalg.eigh((a * b[:, None]).T @ a)[1][:, -1]
+            for _ in range(200):
+                g, H = np.asarray(gradient(x)), np.asarray(hessian(x))
+                shift = max(0.0, 1e-6 - np.linalg.eigvalsh(H)[0])
+                step, length = np.linalg.solve(H + shift * np.eye(len(x)), g), 1.0
+                while value(x - length * step) > value(x) and length > 1e-9:
+                    length /= 2
+                x = x - length * step
+                if np.abs(g).max() < 1e-12:
+                    break
+        return x
+
+    def assemble(self, partition: Partition, clients: int, seed: int) -> Assembly:
+        if self.dimension < 1 or self.examples < clients or self.delta <= 0 or self.lam < 0:
+            raise InputError(
+                f"task: dimension = {self.dimension}, examples = {self.examples}, lam = {self.lam}, delta = "
+                f"{self.delta} were given; dimension >= 1, examples >= clients, lam >= 0 and delta > 0 are needed"
+            )
+        a, b = self.measurements(seed)
+        labels = np.argsort(np.argsort(b)) * 10 // len(b)  # tenths of b, for partitions that go by label
+        parts = partition.assign(labels, clients, seed)
+        used = np.concatenate(parts)
+        return Assembly(
+            problem=Compositional((mean_map, spread_map, Risk(self.lam, self.delta))),
+            clients=federate([{"a": a[own], "b": b[own]} for own in parts], weights="size"),
+            x=lambda key: jax.random.normal(key, (self.dimension,), jnp.float32) / self.dimension**0.5,
+            metrics=Closeness(a[used], b[used], self, self.solution(seed)),
+            main_metric="distance",
+            falling=True,
+        )
+
+
+class Closeness:
+    """The objective of x, and its distance to the nearer of +x* and -x*."""
+
+    def __init__(self, a: np.ndarray, b: np.ndarray, task: RiskAverse, solution: np.ndarray):
+        self.a, self.b, self.task, self.solution = a, b, task, solution
+
+    def __call__(self, z: Values) -> dict[str, jax.Array]:
+        a, b, x_star = (jnp.asarray(array, z.x.dtype) for array in (self.a, self.b, self.solution))
+        distance = jnp.minimum(jnp.linalg.norm(z.x - x_star), jnp.linalg.norm(z.x + x_star))
+        return {"distance": distance, "objective": objective(z.x, a, b, self.task.lam, self.task.delta)}

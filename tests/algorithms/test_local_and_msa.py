@@ -1,0 +1,137 @@
+"""FedBiO with local lower levels and its estimators; FedMSA on every nesting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import rookery as rk
+from properties.checks import difference, flat, run
+from properties.table import bed
+from rookery.problems.exact import LinearComposition, QuadraticBilevel, QuadraticMeta
+from rookery.problems.kinds import Compositional
+
+LOCAL = {
+    "E1": QuadraticBilevel.random(clients=3, dims=(2, 3), weights="random", seed=1, local=True),
+    "E5": QuadraticMeta.random(clients=3, dims=2, weights="random", seed=5),
+}
+EXACTLY = {"tracked": rk.Tracked(), "conjugate-gradient": rk.ConjugateGradient(8)}
+
+
+def solve(exact, method):
+    return rk.fixed_point(exact.problem, method, exact.clients, **exact.start(leaves=2)).flat("x")
+
+
+@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize("estimator", EXACTLY)
+def test_exact_estimators_are_exact_at_one_step(name, estimator):
+    exact = LOCAL[name]
+    for method in (
+        rk.FedBiOLocal(lr=rk.Rates(0.1), hypergradient=EXACTLY[estimator]),
+        rk.FedBiOAccLocal(lr=rk.Rates(0.1), local_steps=1, hypergradient=EXACTLY[estimator]),
+        rk.FedBiOAccLocal(lr=rk.Rates(0.1), local_steps=2, hypergradient=EXACTLY[estimator]),
+    ):
+        np.testing.assert_allclose(solve(exact, method), exact.solution(), atol=1e-9)
+
+
+def test_neumann_has_its_closed_form_truncation_bias():
+    exact = LOCAL["E1"]
+    for terms in (1, 3, 8):
+        method = rk.FedBiOLocal(lr=rk.Rates(0.1), hypergradient=rk.Neumann(terms, 0.2))
+        np.testing.assert_allclose(solve(exact, method), exact.neumann_solution(0.2, terms), atol=1e-10)
+    acc = rk.FedBiOAccLocal(lr=rk.Rates(0.1), hypergradient=rk.Neumann(3, 0.2))
+    np.testing.assert_allclose(solve(exact, acc), exact.neumann_solution(0.2, 3), atol=1e-10)
+    assert np.abs(exact.neumann_solution(0.2, 3) - exact.solution()).max() > 0.01
+
+
+@pytest.mark.parametrize(("cls", "steps"), [(rk.FedBiOLocal, 4), (rk.FedBiOAccLocal, 5)])
+def test_more_steps_cost_order_eta(cls, steps):
+    exact = LOCAL["E1"]
+
+    def error(scale):
+        method = cls(lr=rk.Rates(0.1 * scale), local_steps=steps, hypergradient=rk.Tracked())
+        return np.abs(solve(exact, method) - exact.solution()).max()
+
+    coarse, fine = error(2**-5), error(2**-6)
+    assert coarse > 1e-8 and abs(coarse / fine / 2 - 1) < 0.05
+
+
+def test_tracked_fedbio_local_is_fedbio_on_local_scope():
+    options = {"sampling": rk.Uniform(2), "batch_size": 2, "seed": 4}
+    local = run(LOCAL["E1"], rk.FedBiOLocal(lr=rk.Rates(0.05), local_steps=3, hypergradient=rk.Tracked()), **options)
+    assert difference(local, run(LOCAL["E1"], rk.FedBiO(lr=rk.Rates(0.05), local_steps=3), **options)) <= 1e-13
+
+
+@pytest.mark.parametrize("estimator", [rk.Neumann(3, 0.1), rk.ConjugateGradient(3), rk.Tracked()])
+@pytest.mark.parametrize(("cls", "exchanges", "up", "down"), [(rk.FedBiOLocal, 1, 1, 1), (rk.FedBiOAccLocal, 2, 2, 3)])
+def test_engines_agree_and_only_x_travels(cls, exchanges, up, down, estimator):
+    method = cls(lr=rk.Rates(0.05), local_steps=2, hypergradient=estimator)
+    options = {"rounds": 10, "sampling": rk.Uniform(2), "batch_size": 2}
+    compiled, eager = (run(LOCAL["E1"], method, engine=engine, **options) for engine in ("local", "eager"))
+    assert difference(compiled, eager) <= 1e-12 and compiled.ledger == eager.ledger
+    assert compiled.ledger.exchanges == 10 * exchanges
+    assert compiled.ledger.floats_up == 10 * 2 * up * 2 and compiled.ledger.floats_down == 10 * 2 * down * 2
+
+
+def test_estimators_are_refused_when_they_are_none():
+    with pytest.raises(rk.InputError, match=r"hypergradient: 'cg' was given; rk.Neumann\(terms, step\)"):
+        run(LOCAL["E1"], rk.FedBiOLocal(lr=rk.Rates(0.1), hypergradient="cg"))
+    with pytest.raises(rk.InputError, match="terms: 0 was given"):
+        run(LOCAL["E1"], rk.FedBiOLocal(lr=rk.Rates(0.1), hypergradient=rk.Neumann(0)))
+
+
+@pytest.mark.parametrize("dims", [(2, 3), (2, 3, 2), (2, 2, 3, 2)])
+def test_fedmsa_on_any_number_of_levels(dims):
+    """Exact with tracked adjoints, at the predicted wrong point with products of local Jacobians."""
+    exact = LinearComposition.random(clients=3, dims=dims, weights="random", seed=len(dims))
+    method = rk.FedMSA(lr=rk.Rates(0.05), local_steps=4, momentum=0.5, local_clients=3)
+    np.testing.assert_allclose(solve(exact, method), exact.solution(), atol=1e-10)
+    local = Compositional(exact.problem.maps, adjoint="local")
+    point = rk.fixed_point(local, method, exact.clients, **exact.start(leaves=2))
+    np.testing.assert_allclose(point.flat("x"), exact.biased_solution("local-jacobian"), atol=1e-10)
+    assert np.abs(exact.biased_solution("local-jacobian") - exact.solution()).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["E1", "E2", "E3"])
+def test_fedmsa_does_not_move_at_the_solution(name):
+    exact = bed(name)
+    optimum = {n: value for n, value in exact.optimum().items() if n in exact.problem.names}
+    given = exact.start()
+    method = rk.FedMSA(lr=rk.Rates(0.1), local_steps=5, momentum=0.3)
+    result = rk.run(
+        exact.problem, method, exact.clients, rounds=4, precision="float64",
+        **{name: optimum[name] for name in given},
+        start={name: value for name, value in optimum.items() if name not in given},
+    )  # fmt: skip
+    for name, value in optimum.items():
+        np.testing.assert_allclose(flat(result.sequences[name]), value, atol=1e-12)
+
+
+def test_fedmsa_on_single_level_and_on_a_users_field():
+    clients = rk.federate([{"a": np.array([1.0])}, {"a": np.array([3.0])}])
+    method = rk.FedMSA(lr=rk.Rates(0.3), local_steps=3, momentum=0.5)
+    single = rk.run(rk.Single(lambda x, e: 0.5 * (x - e["a"]) ** 2), method, clients, x=0.0, rounds=60)
+    field = rk.Field(lambda z, e: {"x": z.x - z.u, "u": z.u - e["a"]}, ["x", "u"])
+    own = rk.run(field, method, clients, x=0.0, start={"u": 0.0}, rounds=60)
+    assert abs(float(single.x) - 2.0) < 1e-5 and abs(float(own.x) - 2.0) < 1e-4
+
+
+def test_fedmsa_needs_fewer_exchanges_than_simfbo_at_its_best_step():
+    """Zero noise, K = 20: exchanges to 1e-6 of the solution, each method over the same grid of steps."""
+    exact = QuadraticBilevel.random(clients=5, dims=(3, 4), heterogeneity=0.3, seed=0)
+    solution = exact.solution()
+    steps = [0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8]
+
+    def best(method, per_round):
+        table = rk.sweep(
+            exact.problem, method, exact.clients, over={"lr.default": steps}, rounds=600, every=1, precision="float64",
+            metrics=lambda z: {"error": abs(z.x - solution).max()}, stop={"error": lambda e: e < 1e-6}, **exact.start(),
+        )  # fmt: skip
+        reached = [row["exchanges"] for row in table.rows if row["status"] == "stopped"]
+        assert all(count % per_round == 0 for count in reached)
+        return min(reached)
+
+    simfbo = best(rk.SimFBO(lr=rk.Rates(0.1)), 1)
+    fedmsa = best(rk.FedMSA(lr=rk.Rates(0.1), local_steps=20, local_clients=5), 2)
+    assert fedmsa < simfbo
+    print(f"exchanges to 1e-6: FedMSA {fedmsa}, SimFBO {simfbo}")
