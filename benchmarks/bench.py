@@ -18,6 +18,7 @@ import numpy as np
 
 import rookery as rk
 from benchmarks import baseline_jax as hand
+from benchmarks import baseline_nested_jax as nested
 from benchmarks import baseline_torch as torch_loop
 from benchmarks import floor
 from rookery.algorithms.registry import METHODS
@@ -74,9 +75,9 @@ def open_session(method, clients: rk.Clients, engine: rk.Local):
     return session, time.perf_counter() - begun
 
 
-def ours(steps: int, clients: rk.Clients, engine: rk.Local) -> Callable[[int], Any]:
+def ours(method: Any, clients: rk.Clients, engine: rk.Local) -> Callable[[int], Any]:
     """A function that does so many rounds of ours."""
-    session, _ = open_session(rk.SimFBO(lr=rk.Rates(hand.ETA), local_steps=steps), clients, engine)
+    session, _ = open_session(method, clients, engine)
 
     def go(rounds: int) -> None:
         done = session.advance(rounds)
@@ -100,35 +101,88 @@ def by_torch(steps: int) -> Callable[[int], Any]:
     return lambda rounds: end(torch_loop.run(data, z, rounds, steps, hand.ETA, hand.GAMMA))
 
 
-def measure(steps: int, turns: int, clients: rk.Clients) -> dict[str, float]:
-    """Best ms per round of everything at one number of local steps."""
-    contenders = {
-        "rookery": ours(steps, clients, rk.Local()),
-        "rookery, side by side": ours(steps, clients, rk.Local(at_once=hand.COHORT)),
-        "by hand, map": by_hand(steps, "map"),
-        "by hand, vmap": by_hand(steps, "vmap"),
-    }
-    if torch_loop.available():
-        contenders["PyTorch loop"] = by_torch(steps)
-    rounds = max(3, 60 // steps)
+def take_turns(contenders: dict[str, Callable[[int], Any]], rounds: int, turns: int) -> dict[str, float]:
+    """Best ms per round of each; the first turn warms up."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(turns + 1):
         for name, go in contenders.items():
             count = max(1, rounds // 6) if name == "PyTorch loop" else rounds
             begun = time.perf_counter()
             go(count)
-            if turn:  # the first turn warms up
+            if turn:
                 times[name].append(1e3 * (time.perf_counter() - begun) / count)
     return {name: min(column) for name, column in times.items()}
+
+
+NESTED = {
+    "fednest": rk.FedNest(
+        lr=rk.Rates(x=nested.ALPHA, y=nested.BETA),
+        neumann_step=nested.LAM,
+        neumann_terms=nested.T,
+        lower_rounds=nested.N,
+        lower_steps=nested.LOWER_STEPS,
+        upper_steps=nested.UPPER_STEPS,
+    ),
+    "aggitd": rk.AggITD(
+        lr=rk.Rates(x=nested.ALPHA, y=nested.BETA),
+        neumann_step=nested.LAM,
+        lower_rounds=nested.N,
+        lower_steps=nested.LOWER_STEPS,
+        upper_steps=nested.UPPER_STEPS,
+    ),
+}
+
+
+def measure_nested(name: str, turns: int, clients: rk.Clients) -> dict[str, float]:
+    """Best ms per round of a two-loop method: ours, by hand, PyTorch."""
+
+    def by_hand_nested(form: str) -> Callable[[int], Any]:
+        run, data, z, key = nested.make(name, form), hand.make_data(), hand.make_point(), jax.random.key(0)
+        return lambda rounds: jax.block_until_ready(run(data, z, key, rounds))
+
+    contenders = {
+        "rookery": ours(NESTED[name], clients, rk.Local()),
+        "by hand, map": by_hand_nested("map"),
+        "by hand, vmap": by_hand_nested("vmap"),
+    }
+    if torch_loop.available():
+        from benchmarks import baseline_nested_torch
+
+        device = "cpu" if jax.default_backend() == "cpu" else "cuda"
+        data, z = torch_loop.make_data(device=device), torch_loop.make_point(device=device)
+        contenders["PyTorch loop"] = lambda rounds: float(baseline_nested_torch.run(name, data, z, rounds)[0][0].sum())
+    return take_turns(contenders, 20, turns)
+
+
+def every_method() -> dict[str, Any]:
+    """One setting of every method that solves the benchmark's problem."""
+    methods = {}
+    for name, row in METHODS.items():
+        if "shared" in row.method.scopes:
+            methods[name] = NESTED.get(name) or row.method(lr=rk.Rates(0.01))
+    return methods
+
+
+def measure(steps: int, turns: int, clients: rk.Clients) -> dict[str, float]:
+    """Best ms per round of everything at one number of local steps."""
+    simfbo = rk.SimFBO(lr=rk.Rates(hand.ETA), local_steps=steps)
+    contenders = {
+        "rookery": ours(simfbo, clients, rk.Local()),
+        "rookery, side by side": ours(simfbo, clients, rk.Local(at_once=hand.COHORT)),
+        "by hand, map": by_hand(steps, "map"),
+        "by hand, vmap": by_hand(steps, "vmap"),
+    }
+    if torch_loop.available():
+        contenders["PyTorch loop"] = by_torch(steps)
+    return take_turns(contenders, max(3, 60 // steps), turns)
 
 
 def compile_times(clients: rk.Clients) -> dict[str, float]:
     """Seconds to compile every method, from nothing."""
     jax.config.update("jax_enable_compilation_cache", False)
     seconds = {}
-    for name, row in METHODS.items():
+    for name, method in every_method().items():
         jax.clear_caches()
-        method = row.method(lr=rk.Rates(0.05), local_steps=2)
         seconds[name] = open_session(method, clients, rk.Local())[1]
     return seconds
 
@@ -157,6 +211,19 @@ def main() -> None:
                 print(f"  PyTorch loop / ours {ratio:.2f} (goal at 10 local steps: at least 4)")
             else:
                 print("  PyTorch loop: skipped, torch is not installed (the extra `bench` brings it)")
+        for name in NESTED:
+            times = measure_nested(name, options.turns, clients)
+            print(
+                f"\n{name}, N = {nested.N}, T = {nested.T}, {nested.LOWER_STEPS} lower steps: ms per round", flush=True
+            )
+            for contender, ms in times.items():
+                print(f"  {contender:26s} {ms:9.3f} {times['rookery'] / ms:8.2f}x")
+            best = min(times["by hand, map"], times["by hand, vmap"])
+            print(f"  ours / by hand {times['rookery'] / best:.2f} (goal: at most 1.15)")
+        print("\nevery method, one local step: ms per round")
+        contenders = {name: ours(method, clients, rk.Local()) for name, method in every_method().items()}
+        for name, ms in take_turns(contenders, 10, options.turns).items():
+            print(f"  {name:26s} {ms:9.3f}")
         print("\nseconds to compile (goal: under 10)")
         for name, seconds in compile_times(clients).items():
             print(f"  {name:26s} {seconds:9.2f}")

@@ -167,7 +167,7 @@ class EagerCohort(Cohort):
             carry = body(self, jnp.int32(t), carry)
         return carry
 
-    def _with(self, members: Members) -> EagerCohort:
+    def _with(self, members: Members, always: bool) -> EagerCohort:
         return EagerCohort(self._session, members, self.round_key, self._counter)
 
     def _tick(self) -> int:

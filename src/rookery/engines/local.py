@@ -55,7 +55,7 @@ class Program:
         key = round_key(inputs.key, carry.state.round)
         members = self._members(inputs, key)
         trace = _Trace(self, inputs, carry, key)
-        state = inputs.method.round(carry.state, CompiledCohort(trace, members))
+        state = inputs.method.round(carry.state, CompiledCohort(trace, members, inputs.sampling.always_full))
         if inputs.sampling.may_be_empty:
             happened = members.present > 0
             state = jax.tree.map(partial(jnp.where, happened), state, carry.state.next())
@@ -65,7 +65,8 @@ class Program:
         """What a method does once, before the first round; it has a key of its own, that of round -1."""
         key = round_key(inputs.key, jnp.uint32(2**32 - 2))
         trace = _Trace(self, inputs, carry, key)
-        state = inputs.method.start(carry.state, CompiledCohort(trace, self._members(inputs, key)))
+        members = self._members(inputs, key)
+        state = inputs.method.start(carry.state, CompiledCohort(trace, members, inputs.sampling.always_full))
         return Carry(state, trace.records), trace.tally.totals()
 
     def _members(self, inputs: Inputs, key: jax.Array) -> Members:
@@ -145,8 +146,9 @@ class _Trace:
 class CompiledCohort(Cohort):
     """A cohort whose exchanges become loops or batched computations inside the program that is being traced."""
 
-    def __init__(self, trace: _Trace, members: Members):
+    def __init__(self, trace: _Trace, members: Members, full: bool):
         self._trace = trace
+        self._full = full  # whether every slot is known to be filled: then nothing need be masked
         self.problem = trace.program.setting.problem
         self.members = members
         self.weights = trace.inputs.weights[members.index]
@@ -178,8 +180,8 @@ class CompiledCohort(Cohort):
         trace.tally.add(total)
         return carry
 
-    def _with(self, members: Members) -> CompiledCohort:
-        return CompiledCohort(self._trace, members)
+    def _with(self, members: Members, always: bool) -> CompiledCohort:
+        return CompiledCohort(self._trace, members, self._full and always)
 
     def _tick(self) -> Any:
         number = self._trace.exchanges
@@ -211,7 +213,7 @@ class CompiledCohort(Cohort):
             finite=trace.finite,
         )
         at_once = min(trace.program.at_once, members.index.shape[0])
-        sums = _over_slots(one, slots, factors, members, at_once, sums)
+        sums = _over_slots(one, slots, factors, members, at_once, sums, self._full)
         if touched:
             trace.records, trace.finite = sums.records, sums.finite
         trace.tally.exchange(site_of(phase, message, reply), members.present > 0, members.present, sums.oracles)
@@ -228,10 +230,17 @@ class _Sums(NamedTuple):
 
 
 def _over_slots(
-    one: Callable[..., tuple], slots: tuple, factors: jax.Array, members: Members, at_once: int, sums: _Sums
+    one: Callable[..., tuple],
+    slots: tuple,
+    factors: jax.Array,
+    members: Members,
+    at_once: int,
+    sums: _Sums,
+    full: bool,
 ) -> _Sums:
     """Adds up `one` over the filled slots, `at_once` of them side by side."""
     count = factors.shape[0]
+    full = full and count % at_once == 0
 
     def single(slot: Any, sums: _Sums) -> _Sums:
         index, filled = members.index[slot], members.count[slot] > 0
@@ -254,7 +263,7 @@ def _over_slots(
         reply, record, calls = jax.vmap(one)(*(leaf[slot] for leaf in slots))
 
         def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
-            heard = jnp.where(jnp.expand_dims(filled, range(1, leaf.ndim)), leaf, 0)
+            heard = leaf if full else jnp.where(jnp.expand_dims(filled, range(1, leaf.ndim)), leaf, 0)
             # A product with the factors: a sum over the leading axis is many times slower on a CPU.
             return total + jnp.tensordot(factors[slot], heard.astype(factors.dtype), axes=1)
 

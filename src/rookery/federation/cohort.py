@@ -83,11 +83,11 @@ class Cohort(ABC):
 
     def select(self, size: int) -> Cohort:
         """Some of the cohort, uniformly without replacement; its means stay unbiased."""
-        return self._with(self.members.select(size, select_key(self.round_key, self._tick())))
+        return self._with(self.members.select(size, select_key(self.round_key, self._tick())), always=True)
 
     def when(self, flag: Any) -> Cohort:
         """This cohort or, when the flag is false, an empty one: no exchange takes place, its sums are 0."""
-        return self._with(self.members.when(flag))
+        return self._with(self.members.when(flag), always=False)
 
     @abstractmethod
     def repeat(self, times: Any, body: Callable[[Cohort, Any, Any], Any], carry: Any) -> Any:
@@ -102,8 +102,8 @@ class Cohort(ABC):
         return self._share / self.weight
 
     @abstractmethod
-    def _with(self, members: Members) -> Cohort:
-        """A cohort of other members in the same round."""
+    def _with(self, members: Members, always: bool) -> Cohort:
+        """A cohort of other members in the same round; `always`: filled wherever this one is."""
 
     @abstractmethod
     def _tick(self) -> Any:

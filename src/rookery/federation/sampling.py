@@ -58,6 +58,7 @@ class Sampling(ABC):
     """A sampling scheme. Subclasses are frozen dataclasses and pytrees: numbers traced, sizes static."""
 
     may_be_empty: bool = False
+    always_full: bool = True  # whether every slot is filled in every round
 
     @abstractmethod
     def slots(self, population: int) -> int:
@@ -137,6 +138,8 @@ class WithReplacement(Sampling):
 
     m: int = static()
 
+    always_full = False
+
     def slots(self, population: int) -> int:
         return min(self.m, population)
 
@@ -164,6 +167,7 @@ class Bernoulli(Sampling):
     p: Any
 
     may_be_empty = True
+    always_full = False
 
     def slots(self, population: int) -> int:
         return population
