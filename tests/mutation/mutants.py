@@ -18,8 +18,13 @@ from dataclasses import dataclass
 
 # Names that hold points or directions: one may stand for another without a type error.
 POINTS = ("z", "z_i", "new", "old", "m", "q", "d", "h", "local", "entered")
+POINTS += ("x", "x_i", "y", "y_i", "p", "m_i", "own", "previous")
+# Of these no one stands for one of the others: the dimensions differ, and it would not run.
+UNLIKE = ({"x", "x_i"}, {"y", "y_i", "p", "q"})
 # Objects with points in their attributes.
-HOLDERS = ("state", "before")
+HOLDERS = ("state", "before", "kept")
+# Names that hold samples.
+SAMPLES = ("sample", "b", "s", "xi", "fresh")
 # Results of local work that have the same shape.
 RESULTS = {"moved": "q", "q": "moved"}
 # What a mean may be taken for, and what a weight.
@@ -252,7 +257,11 @@ def _points(site: _Site) -> Iterator[ast.AST]:
         return
     if isinstance(site.parent, ast.Attribute) and site.parent.attr in ("zeros", "at"):
         return  # only its shape counts
-    yield from (copy.deepcopy(other) for other in _points_at_hand(site) if _text(other) != _text(node))
+    ones, others = UNLIKE
+    for other in _points_at_hand(site):
+        pair = {_text(node), _text(other)}
+        if len(pair) == 2 and not (pair & ones and pair & others):
+            yield copy.deepcopy(other)
 
 
 def _results(site: _Site) -> Iterator[ast.AST]:
@@ -315,7 +324,7 @@ def _samples(site: _Site) -> Iterator[ast.AST]:
     stale = ast.Attribute(ast.Name("client", ast.Load()), "key", ast.Load())
     if node.id == "key":
         yield stale
-    if node.id == "sample":
+    if node.id in SAMPLES:
         yield ast.Call(ast.Attribute(ast.Name("client", ast.Load()), "sample", ast.Load()), [stale], [])
 
 

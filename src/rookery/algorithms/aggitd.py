@@ -37,7 +37,7 @@ class AggITD:
       lower_solver: "svrg" (two exchanges a lower round) or "sgd" (one, which then carries the product as well).
       scaled_rates: divide alpha and beta by the client's number of steps.
 
-    Exchanges per round: 2N + 3 ("sgd": N + 3). Floats up per client: (3N + 2) dim y, 2 dim x ("sgd": (2N + 1) dim y).
+    Exchanges per round: 2N + 3 ("sgd": N + 3). Floats up per client: (3N + 1) dim y, 2 dim x ("sgd": (2N + 1) dim y).
     Exactness: y and the upper round are exact; the adjoint is the (N + 1)-term sum along y^0, ..., y^N on average.
     Deviations from the paper: line 6 lacks lambda, line 15 means z^N; messages have the same shape at every t.
     The sequence v holds the last p.

@@ -194,43 +194,44 @@ class CompiledCohort(Cohort):
         key = exchange_key(trace.key, self._tick())
         touched = False
 
-        def one(index: Any, weight: Any, probability: Any) -> tuple:
+        def one(records: Record, index: Any, weight: Any, probability: Any) -> tuple:
             """What the client of one slot answers: its reply, its new record, its oracle calls."""
             nonlocal touched
             call = Call(index, weight, probability, trace.round, trace.key, key)
-            record = row(trace.records, index)
+            # Read before anything is written: otherwise the whole store is copied for every client.
+            record = jax.lax.optimization_barrier(row(records, index))
             own = shard(inputs.levels, index)
             result, touched = answer(setting, inputs.method, phase, update, own, call, record, message)
             return result.reply, result.record, result.oracles
 
         slots = (members.index, self.weights, members.expected)
-        reply, _, _ = jax.eval_shape(one, *(leaf[0] for leaf in slots))
+        reply, _, _ = jax.eval_shape(one, trace.records, *(leaf[0] for leaf in slots))
         share = jax.eval_shape(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) * factors[0], reply))
         sums = _Sums(
             total=_zeros(share),
             oracles=jnp.zeros(len(ORACLES), jnp.int32),
-            records=trace.records if touched else Record((), ()),  # type: ignore[arg-type]
-            finite=trace.finite,
+            changing=(trace.records, trace.finite) if touched else None,
         )
         at_once = min(trace.program.at_once, members.index.shape[0])
-        sums = _over_slots(one, slots, factors, members, at_once, sums, self._full)
-        if touched:
-            trace.records, trace.finite = sums.records, sums.finite
+        sums = _over_slots(one, trace.records, slots, factors, members, at_once, sums, self._full)
+        if sums.changing is not None:
+            trace.records, trace.finite = sums.changing
         trace.tally.exchange(site_of(phase, message, reply), members.present > 0, members.present, sums.oracles)
         return sums.total
 
 
 class _Sums(NamedTuple):
-    """What an exchange adds up over its slots; `records` is empty when no client's record changes."""
+    """What an exchange builds up over its slots: the aggregate, oracle calls, and, where the phase changes clients'
+    records, these with whether they are finite. Read and written in one place, they are updated in place."""
 
     total: Any
     oracles: jax.Array
-    records: Record
-    finite: jax.Array
+    changing: tuple[Record, jax.Array] | None
 
 
 def _over_slots(
     one: Callable[..., tuple],
+    records: Record,
     slots: tuple,
     factors: jax.Array,
     members: Members,
@@ -244,15 +245,14 @@ def _over_slots(
 
     def single(slot: Any, sums: _Sums) -> _Sums:
         index, filled = members.index[slot], members.count[slot] > 0
-        reply, record, calls = one(*(leaf[slot] for leaf in slots))
+        reply, record, calls = one(_current(sums, records), *(leaf[slot] for leaf in slots))
         # An unfilled slot's reply may be anything: it is dropped, not multiplied by 0.
         add = lambda total, leaf: total + jnp.where(filled, leaf * factors[slot], 0)
         write = lambda old, row: old.at[index].set(jnp.where(filled, row, old[index]))
         return _Sums(
             total=jax.tree.map(add, sums.total, reply),
             oracles=sums.oracles + jnp.where(filled, calls, 0),
-            records=jax.tree.map(write, sums.records, record) if _kept(sums) else sums.records,
-            finite=sums.finite & _all_finite(record),
+            changing=_changed(sums, write, record, lambda leaf: jnp.where(filled, leaf, 0)),
         )
 
     def block(number: Any, sums: _Sums) -> _Sums:
@@ -260,19 +260,21 @@ def _over_slots(
         place = number * at_once + jnp.arange(at_once, dtype=jnp.int32)
         slot = jnp.minimum(place, count - 1)
         index, filled = members.index[slot], (members.count[slot] > 0) & (place < count)
-        reply, record, calls = jax.vmap(one)(*(leaf[slot] for leaf in slots))
+        current = _current(sums, records)
+        reply, record, calls = jax.vmap(partial(one, current))(*(leaf[slot] for leaf in slots))
+
+        def heard(leaf: jax.Array) -> jax.Array:
+            return leaf if full else jnp.where(jnp.expand_dims(filled, range(1, leaf.ndim)), leaf, 0)
 
         def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
-            heard = leaf if full else jnp.where(jnp.expand_dims(filled, range(1, leaf.ndim)), leaf, 0)
             # A product with the factors: a sum over the leading axis is many times slower on a CPU.
-            return total + jnp.tensordot(factors[slot], heard.astype(factors.dtype), axes=1)
+            return total + jnp.tensordot(factors[slot], heard(leaf).astype(factors.dtype), axes=1)
 
         write = lambda old, rows: old.at[jnp.where(filled, index, old.shape[0])].set(rows, mode="drop")
         return _Sums(
             total=jax.tree.map(add, sums.total, reply),
             oracles=sums.oracles + jnp.sum(jnp.where(filled[:, None], calls, 0), axis=0, dtype=jnp.int32),
-            records=jax.tree.map(write, sums.records, record) if _kept(sums) else sums.records,
-            finite=sums.finite & _all_finite(record),
+            changing=_changed(sums, write, record, heard),
         )
 
     if at_once == 1 and count > 1:
@@ -282,8 +284,17 @@ def _over_slots(
     return jax.lax.fori_loop(0, (members.present + at_once - 1) // at_once, block, sums)
 
 
-def _kept(sums: _Sums) -> bool:
-    return bool(jax.tree.leaves(sums.records))
+def _current(sums: _Sums, records: Record) -> Record:
+    """The clients' records as they are now."""
+    return records if sums.changing is None else sums.changing[0]
+
+
+def _changed(sums: _Sums, write: Callable, record: Record, heard: Callable) -> tuple[Record, jax.Array] | None:
+    """The records with what one block of clients made of theirs."""
+    if sums.changing is None:
+        return None
+    records, finite = sums.changing
+    return jax.tree.map(write, records, record), finite & _all_finite(jax.tree.map(heard, record))
 
 
 def _zeros(shapes: Any) -> Any:

@@ -220,7 +220,7 @@ class Client:
 
         after = jax.lax.fori_loop(0, steps, body, carry)
         if self._calls.traced is None:  # every step costs the same, and nothing need be carried to know it
-            total = self._total() * jnp.asarray(steps, jnp.int32)
+            total = self._total() * jnp.maximum(jnp.asarray(steps, jnp.int32), 0)
         else:  # a loop inside the loop: its cost is carried along
 
             def counting(k: Any, inner: tuple) -> tuple:

@@ -1,0 +1,38 @@
+"""The trajectories of the methods in references_nested.py are those that their formulas give in plain numpy."""
+
+from __future__ import annotations
+
+import pytest
+
+import references
+import references_nested
+from references_nested import LISTENED, REFERENCES, SETTINGS, label, samples_are_as_said
+from rookery.algorithms.registry import METHODS
+
+
+def test_every_method_has_a_reference():
+    assert {setting.method for setting in SETTINGS} == set(REFERENCES)
+    assert set(REFERENCES) | set(references.REFERENCES) == set(METHODS)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=label)
+def test_trajectory_is_the_reference(setting):
+    references_nested.agrees(setting, engine="eager")
+
+
+@pytest.mark.parametrize(("name", "indices"), [("fednest", {1, 2}), ("lfednest", {1, 2}), ("aggitd", {0, 1})])
+def test_engines_draw_the_same(name, indices):
+    """Truncation indices, and the cohorts; over the rounds the indices are such that products are taken."""
+    setting = next(setting for setting in SETTINGS if setting.method == name)
+    drawn = [references_nested.nearest(setting, engine=engine) for engine in ("eager", "local")]
+    assert drawn[0][0] == drawn[1][0] and max(gap for _, gap in drawn) <= references.TOLERANCE
+    assert set(references_nested.outcomes(label(setting))[drawn[0][0]]["drawn"]) == indices
+
+
+@pytest.mark.parametrize("listened", LISTENED, ids=lambda listened: listened.method)
+def test_samples(listened):
+    samples_are_as_said(listened)
+
+
+def test_first_round_of_fedmsa():
+    references_nested.first_round_is_short()
