@@ -9,6 +9,9 @@ export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
 export JAX_PLATFORMS ?= cpu
 
+# The tests' programs are tiny and run for milliseconds: optimising them takes longer than it saves.
+test test-full: export XLA_FLAGS ?= --xla_backend_optimization_level=0
+
 .PHONY: setup demo test test-full bench lint clean
 
 setup: $(STAMP)

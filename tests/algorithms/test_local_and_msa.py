@@ -80,6 +80,28 @@ def test_estimators_are_refused_when_they_are_none():
         run(LOCAL["E1"], rk.FedBiOLocal(lr=rk.Rates(0.1), hypergradient=rk.Neumann(0)))
 
 
+def test_conjugate_gradients_say_when_the_hessian_is_not_positive_definite():
+    def lower(x, y, e):
+        return 0.5 * (y[0] ** 2 - y[1] ** 2) * e["a"] - x * y[0]
+
+    problem = rk.Bilevel(lambda x, y, e: y[0] + y[1] + x, lower, lower_scope="local")
+    clients = rk.federate([{"a": np.array([1.0])}])
+    method = rk.FedBiOLocal(lr=rk.Rates(0.1), hypergradient=rk.ConjugateGradient(2))
+    with pytest.warns(rk.DivergenceWarning, match="x"):
+        result = rk.run(problem, method, clients, x=0.5, y=np.zeros(2), rounds=3)
+    assert result.status == "diverged" and result.divergence.round == 1
+
+
+def test_conjugate_gradients_rest_when_they_are_done():
+    """More iterations than y has entries, and a right-hand side of zero."""
+    problem = rk.Bilevel(lambda x, y, e: e["b"] * y[0] + x**2, lambda x, y, e: y @ y - x * y[1], lower_scope="local")
+    for b in (0.0, 1.0):
+        clients = rk.federate([{"b": np.array([b])}])
+        method = rk.FedBiOLocal(lr=rk.Rates(0.1), hypergradient=rk.ConjugateGradient(50))
+        result = rk.run(problem, method, clients, x=0.5, y=np.zeros(2), rounds=50)
+        assert abs(float(result.x)) < 1e-4
+
+
 @pytest.mark.parametrize("dims", [(2, 3), (2, 3, 2), (2, 2, 3, 2)])
 def test_fedmsa_on_any_number_of_levels(dims):
     """Exact with tracked adjoints, at the predicted wrong point with products of local Jacobians."""

@@ -253,3 +253,34 @@ def test_truncation_indices_are_part_of_the_trajectory():
 
 def test_jax_is_left_as_it_was():
     assert not jax.config.jax_enable_x64 and jnp.ones(1).dtype == jnp.float32
+
+
+def test_an_exchange_costs_the_vectors_it_is_about():
+    """The sizes of a 784-200-10 network: a product with the head's Hessian is 2,010 numbers each way, one step of x
+    157,000; x itself goes out once in a round."""
+
+    def lower(x, y, e):
+        return 0.5 * e["a"] * jnp.vdot(y, y) - jnp.vdot(y, x[:2010])
+
+    def upper(x, y, e):
+        return 0.5 * jnp.vdot(x, x) + jnp.vdot(y, y)
+
+    clients = rk.federate([{"a": np.array([1.0])}, {"a": np.array([2.0])}])
+    method = rk.FedNest(lr=rk.Rates(0.1), neumann_terms=5, neumann_step=0.1)
+    result = rk.run(rk.Bilevel(upper, lower), method, clients, x=np.zeros(157_000), y=np.zeros(2010), rounds=1)
+    sent = {(parcel.phase, parcel.way, parcel.floats): times for parcel, times in result.ledger.parcels.items()}
+    assert sent == {
+        ("lower.gradient", "down", 157_000): 2,  # x, to two clients
+        ("lower.gradient", "down", 2010): 2,  # y
+        ("lower.gradient", "up", 2010): 2,
+        ("lower.correct", "down", 2010): 2,  # q
+        ("lower.correct", "up", 2010): 2,
+        ("right_hand_side", "down", 2010): 2,  # the new y
+        ("right_hand_side", "up", 2010): 2,
+        ("hessian", "down", 2010): 10,  # p, five times
+        ("hessian", "up", 2010): 10,
+        ("hypergradient", "down", 2010): 2,  # the last p
+        ("hypergradient", "up", 157_000): 2,
+        ("upper.steps", "down", 157_000): 2,  # h
+        ("upper.steps", "up", 157_000): 2,
+    }

@@ -52,7 +52,7 @@ class Everything:
             z, heard = carry
             d = cohort.update_mean("visit", z, t)
             few = cohort.select(1)
-            heard = heard + few.sum("weight_of", z) + cohort.average("ones", z)
+            heard = heard + few.sum("weight_of", state.z) + cohort.average("ones", state.z)
             return z - self.lr * d, heard
 
         z, heard = cohort.repeat(self.times, body, (state.z, state.heard))
@@ -91,8 +91,39 @@ def test_engines_agree_on_the_whole_contract(name):
     if name == "uniform":
         # start 1; per round three times (visit, weight_of, ones), and direct in every second round
         assert result.ledger.exchanges == 1 + 8 * 9 + 4
-        by_phase = {site.phase: n for site, n in result.ledger.replies_at.items()}
+        by_phase = result.ledger.replies_of
         assert by_phase == {"direct": 2 + 4 * 2, "visit": 48, "weight_of": 24, "ones": 48}
+
+
+@rk.method
+class Loops:
+    """Sends x in a loop in a loop, and again after them."""
+
+    lr: rk.Rates
+
+    def round(self, state, cohort):
+        x = state.z.x
+
+        def inner(cohort, t, x_new):
+            return x_new - 0.1 * cohort.mean("gap", x, x_new)
+
+        def outer(cohort, t, x_new):
+            x_new = cohort.repeat(3, inner, x_new)
+            return x_new - 0.1 * cohort.mean("gap", x_new, x)
+
+        x_new = cohort.repeat(2, outer, x)
+        return state.next(z=state.z.replace(x=x_new + 0.1 * cohort.mean("gap", x, x_new)))
+
+    def gap(self, client, x, x_new):
+        return x_new - x
+
+
+def test_a_vector_travels_once_whatever_loop_it_is_sent_in():
+    result = agree(bed("E1"), Loops(lr=rk.Rates(0.1)))
+    dim = flat(result.x).size
+    # x once; in each of two iterations three inner points and the outer one; the last point
+    assert result.ledger.floats_down == 8 * 3 * dim * (1 + 2 * (3 + 1) + 1)
+    assert result.ledger.floats_up == 8 * 3 * dim * (2 * (3 + 1) + 1)
 
 
 def test_repeat_counts_are_traced(compilations):
@@ -196,7 +227,7 @@ class WithPiece:
 def test_phases_of_components_have_dotted_names():
     whole = agree(bed("E1"), WithPiece(lr=rk.Rates(0.05)))
     assert difference(whole, run(bed("E1"), rk.SimFBO(lr=rk.Rates(0.05)), rounds=8)) <= 1e-14
-    assert {site.phase for site in whole.ledger.replies_at} == {"piece.push"}
+    assert set(whole.ledger.replies_of) == {"piece.push"}
 
 
 @rk.method

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.federation.ledger import Ledger, Tally, site_of
+from rookery.federation.heard import Heard
+from rookery.federation.ledger import Ledger, Tally, parcel_of
 from rookery.federation.steps import check_steps, draw_steps
 from rookery.federation.wire import Wire
 from rookery.vectors import Sequences, Vector
@@ -96,15 +97,19 @@ def test_counters_do_not_overflow_at_32_bits():
 
 
 def test_tallies_add_up_to_the_ledger():
-    site = site_of("steps", (jnp.zeros(3), jnp.float32(1)), np.zeros(2))
-    assert (site.floats_down, site.floats_up, site.bytes_down, site.bytes_up) == (4, 2, 16, 16)
+    message, reply = (Vector(jnp.zeros(3)), jnp.float32(1)), np.zeros(2)
+    assert parcel_of("steps", "up", reply) == ("steps", "up", 2, 16)
     tally = Tally()
-    tally.exchange(site, True, 5, jnp.array([7, 1, 0, 0]))
-    tally.exchange(site, False, 0, jnp.array([0, 0, 0, 0]))
+    sent = [(part, True) for part in message]
+    tally.exchange("steps", sent, reply, 5, jnp.array([7, 1, 0, 0]))
+    tally.exchange("steps", sent, reply, 0, jnp.array([0, 0, 0, 0]))
+    tally.exchange("more", [(message[0], jnp.bool_(False)), (message[1], jnp.bool_(True))], reply, 2, jnp.zeros(4, int))
     total = Ledger()
     total.add(tally.totals())
     total.add(tally.totals())
-    assert (total.exchanges, total.replies, total.floats_up, total.floats_down) == (2, 10, 20, 40)
+    assert (total.exchanges, total.replies, total.floats_up) == (4, 14, 28)
+    assert total.floats_down == 2 * (5 * 4 + 2) and total.bytes_down == 4 * total.floats_down
+    assert total.exchanges_of == {"steps": 2, "more": 2} and total.replies_of == {"steps": 10, "more": 4}
     assert total.samples == 14
     assert Ledger.from_json(total.to_json()) == total
 
@@ -143,3 +148,28 @@ def test_the_wire_brings_back_what_was_sent():
         assert np.asarray(sent).dtype == got.dtype
     with pytest.raises(rk.InputError, match="message: Custom cannot travel"):
         Wire().encode(mine)
+
+
+def test_vectors_that_the_receiver_has_travel_as_numbers():
+    wire, kept = Wire(), {}
+    x, y = Vector(np.arange(3.0)), Vector(np.ones(2))
+    first = wire.encode((x, y), names=lambda vector: (0 if vector is x else 1, False))
+    second = wire.encode((x, np.float32(2)), {"phase": "b"}, names=lambda vector: (0, True))
+    wire.decode(first, kept)
+    (again, two), header = wire.decode(second, kept)
+    np.testing.assert_array_equal(again.tree, x.tree)
+    assert two == 2 and header == {"phase": "b"} == wire.header(second) and len(second) < len(first)
+    assert set(kept) == {0, 1}
+
+
+def test_a_vector_goes_to_a_client_once():
+    heard = Heard()
+    everyone = heard.audience()
+    some, others = heard.audience(everyone), heard.audience(everyone)
+    x, y, z = (Vector(np.zeros(2)) for _ in range(3))
+    assert heard.send(everyone, (x, 1)) == [(x, True), (1, True)]
+    assert heard.send(some, Sequences({"x": x, "y": y})) == [(y, True)]  # everyone has x, some of them now y
+    assert heard.send(some, (y, x)) == []
+    assert heard.send(others, y) == [(y, True)] and heard.send(everyone, (y, z, z)) == [(y, True), (z, True)]
+    assert heard.send(everyone, Vector(z.tree)) == []  # the same arrays
+    assert heard.number(x) == heard.number(Vector(x.tree)) != heard.number(y)

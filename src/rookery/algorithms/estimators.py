@@ -1,12 +1,13 @@
 """Local hypergradient estimators: how a client with its own lower problem finds its adjoint v. Imports contracts only.
 
-Each gives the field of a client at z = {x, y, v}, a function of a key: the same key is the same samples.
+Each gives the field of a client at one or more points z = {x, y, v}, on the same samples at all of them:
 
     D.y = grad_y g_i,   D.x = grad_x f_i - (d2 g_i/dx dy) v,   v by series, by conjugate gradients, or tracked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -50,22 +51,24 @@ class Neumann:
         if not self.step > 0:
             raise InputError(f"step: {self.step} was given; a positive number is needed")
 
-    def field(self, client: Client, z: Sequences, key: jax.Array) -> Sequences:
+    def fields(self, client: Client, points: Sequence[Sequences], key: jax.Array) -> list[Sequences]:
         sample = client.sample(key)
 
-        def term(carry: tuple[Vector, Vector], k: Any, _: jax.Array) -> tuple[Vector, Vector]:
-            p, total = carry
-            p = p - self.step * client.hvp(z.x, z.y, p, client.sample(jax.random.fold_in(key, k + 1), only="lower"))
-            return p, total + p
+        def term(carry: list, k: Any, _: jax.Array) -> list:
+            fresh = client.sample(jax.random.fold_in(key, k + 1), only="lower")
+            ps = [p - self.step * client.hvp(z.x, z.y, p, fresh) for z, (p, _) in zip(points, carry)]
+            return [(p, total + p) for p, (_, total) in zip(ps, carry)]
 
-        b = client.upper_grad_y(z.x, z.y, sample)
-        _, total = client.loop(self.terms - 1, term, (b, b))
-        return _field(client, z, self.step * total, sample)
+        bs = [client.upper_grad_y(z.x, z.y, sample) for z in points]
+        sums = client.loop(self.terms - 1, term, [(b, b) for b in bs])
+        return [_field(client, z, self.step * total, sample) for z, (_, total) in zip(points, sums)]
 
 
 @struct
 class ConjugateGradient:
     """v = H_i^-1 grad_y f_i by conjugate gradients, on one sample.
+
+    Where H_i is not positive definite there is nothing to find: v is not a number, and the run says so and stops.
 
     Args:
       iterations: how many; as many as y has entries solve it exactly, up to rounding.
@@ -80,25 +83,25 @@ class ConjugateGradient:
     def check(self) -> None:
         check_count("iterations", self.iterations)
 
-    def field(self, client: Client, z: Sequences, key: jax.Array) -> Sequences:
+    def fields(self, client: Client, points: Sequence[Sequences], key: jax.Array) -> list[Sequences]:
         sample = client.sample(key)
+        return [_field(client, z, self.solve(client, z, sample), sample) for z in points]
+
+    def solve(self, client: Client, z: Sequences, sample: Any) -> Vector:
+        b = client.upper_grad_y(z.x, z.y, sample)
+        solved = jnp.finfo(client.dtype).eps ** 2 * b.dot(b)
 
         def iterate(carry: tuple, k: Any, _: jax.Array) -> tuple:
             v, r, p, rr = carry
             Hp = client.hvp(z.x, z.y, p, sample)
-            step = _ratio(rr, p.dot(Hp))
+            curvature = p.dot(Hp)
+            step = jnp.where(rr > solved, rr / jnp.where(curvature > 0, curvature, jnp.nan), 0)
             v, r = v + step * p, r - step * Hp
             new = r.dot(r)
-            return v, r, r + _ratio(new, rr) * p, new
+            return v, r, r + jnp.where(rr > solved, new / rr, 0) * p, new
 
-        b = client.upper_grad_y(z.x, z.y, sample)
         v, _, _, _ = client.loop(self.iterations, iterate, (b.zeros(), b, b, b.dot(b)))
-        return _field(client, z, v, sample)
-
-
-def _ratio(a: jax.Array, b: jax.Array) -> jax.Array:
-    """a / b, and 0 where nothing is left to solve."""
-    return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
+        return v
 
 
 @struct
@@ -112,8 +115,9 @@ class Tracked:
     def check(self) -> None:
         """It has nothing to set."""
 
-    def field(self, client: Client, z: Sequences, key: jax.Array) -> Sequences:
-        return client.direction(z, client.sample(key))
+    def fields(self, client: Client, points: Sequence[Sequences], key: jax.Array) -> list[Sequences]:
+        sample = client.sample(key)
+        return [client.direction(z, sample) for z in points]
 
 
 Estimator = Neumann | ConjugateGradient | Tracked

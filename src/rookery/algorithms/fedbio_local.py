@@ -69,7 +69,7 @@ class FedBiOLocal:
         eta = self.lr.at(client.round)
 
         def step(z_i: Sequences, k: Any, key: Any) -> Sequences:
-            d = self.hypergradient.field(client, z_i, key)
+            (d,) = self.hypergradient.fields(client, [z_i], key)
             return z_i.merged(z_i.only(d.names) - eta * d)
 
         z_i = client.loop(client.steps(self.local_steps), step, client.enter(z))

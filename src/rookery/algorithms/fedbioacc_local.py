@@ -92,7 +92,8 @@ class FedBiOAccLocal:
     def iterations(self, client: Client, z: Sequences, m: Sequences) -> tuple[Sequences, LocalAccClient]:
         """I - 1 whole iterations and the step of the I-th."""
         z_i, kept = client.enter(z), client.state
-        own = client.choose(kept.visits == 0, lambda: self.hypergradient.field(client, z_i, client.key), lambda: kept.m)
+        first = lambda: self.hypergradient.fields(client, [z_i], client.key)[0]
+        own = client.choose(kept.visits == 0, first, lambda: kept.m)
         m_i = own.merged(jax.tree.map(partial(jnp.where, client.round == 0), own.only(m.names), m))
 
         def iteration(carry: tuple, k: Any, key: Any) -> tuple:
@@ -116,7 +117,7 @@ class FedBiOAccLocal:
         return z.merged(z.only(m.names) - self.lr.at(client.round) * (m * alpha(self, client, k)))
 
     def storm(self, client: Client, new: Sequences, old: Sequences, m: Sequences, k: Any, key: Any) -> Sequences:
-        """F_i(new; B) + (1 - c alpha_t^2) (m - F_i(old; B)); the same key is the same samples."""
+        """F_i(new; B) + (1 - c alpha_t^2) (m - F_i(old; B)) with fresh samples B."""
         keep = 1 - self.momentum.at(client.round) * alpha(self, client, k) ** 2
-        field = self.hypergradient.field
-        return field(client, new, key) + keep * (m - field(client, old, key))
+        at_new, at_old = self.hypergradient.fields(client, [new, old], key)
+        return at_new + keep * (m - at_old)

@@ -21,11 +21,12 @@ from rookery.data.federated import Level, Shard
 from rookery.engines.base import Advance, Carry, Inputs, Setup, non_finite
 from rookery.federation.client import Call, Record, Setting, answer
 from rookery.federation.cohort import Cohort
+from rookery.federation.heard import Audience, Heard, vectors
 from rookery.federation.keys import exchange_key, round_key, sampling_key
-from rookery.federation.ledger import ORACLES, Ledger, site_of
+from rookery.federation.ledger import ORACLES, Ledger
 from rookery.federation.sampling import Members
 from rookery.federation.wire import Wire
-from rookery.vectors import row
+from rookery.vectors import Vector, row
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,15 @@ class RemoteClient:
         self._shard = Shard({name: _own(level, index) for name, level in levels.items()})
         self._wire = wire
         self._jit = jit
+        self._kept: dict[int, Vector] = {}  # the vectors of the round that it has been sent
+        self._round: Any = None  # the one that they are of
 
     def receive(self, message: bytes, record: Record) -> tuple[bytes, Record]:
         """Runs the phase that the message asks for: the reply, and the client's new record."""
-        arguments, header = self._wire.decode(message)
-        facts, *arguments = arguments
+        header = self._wire.header(message)
+        if header["round"] != self._round:
+            self._round, self._kept = header["round"], {}
+        (facts, *arguments), _ = self._wire.decode(message, self._kept)
         call = Call(
             np.int32(self.index),
             facts["weight"],
@@ -113,7 +118,8 @@ class EagerSession:
 
     def start(self) -> None:
         key = round_key(self.inputs.key, jnp.uint32(2**32 - 2))
-        self.state = self.inputs.method.start(self.state, EagerCohort(self, self._members(key), key))
+        cohort = EagerCohort(self, self._members(key), _Round(key))
+        self.state = self.inputs.method.start(_renewed(self.state), cohort)
 
     def advance(self, rounds: int) -> Advance:
         for done in range(rounds):
@@ -132,7 +138,8 @@ class EagerSession:
         if int(members.present) == 0:
             self.state = self.state.next()
         else:
-            self.state = self.inputs.method.round(self.state, EagerCohort(self, members, key))
+            cohort = EagerCohort(self, members, _Round(key))
+            self.state = self.inputs.method.round(_renewed(self.state), cohort)
 
     def _members(self, key: jax.Array) -> Members:
         return self.inputs.sampling.members(sampling_key(key), self.setting.population, self.setting.dtype)
@@ -147,16 +154,26 @@ def _share(factor: jax.Array | None, leaf: Any) -> jax.Array:
     return leaf * factor if factor is not None else jnp.zeros_like(leaf * 1.0)
 
 
+class _Round:
+    """What all cohorts of one round share: its key, its exchanges so far, what clients have heard."""
+
+    def __init__(self, key: jax.Array):
+        self.key = key
+        self.exchanges = 0
+        self.heard = Heard()
+
+
 class EagerCohort(Cohort):
     """A cohort that sends bytes to one client after the other and adds up what comes back."""
 
-    def __init__(self, session: EagerSession, members: Members, key: jax.Array, counter: list[int] | None = None):
+    def __init__(self, session: EagerSession, members: Members, round: _Round, within: Audience = ()):
         self._session = session
-        self._counter = [0] if counter is None else counter  # exchanges so far, one count for all views of a round
+        self._round = round
+        self._audience = round.heard.audience(within)
         self.problem = session.setting.problem
         self.members = members
         self.weights = jnp.asarray(session.inputs.weights)[members.index]
-        self.round_key = key
+        self.round_key = round.key
 
     @property
     def population(self) -> int:
@@ -164,20 +181,22 @@ class EagerCohort(Cohort):
 
     def repeat(self, times: Any, body: Callable[[Cohort, Any, Any], Any], carry: Any) -> Any:
         for t in range(int(times)):
-            carry = body(self, jnp.int32(t), carry)
-        return carry
+            carry = body(self, jnp.int32(t), _renewed(carry))
+        return _renewed(carry)
 
     def _with(self, members: Members, always: bool) -> EagerCohort:
-        return EagerCohort(self._session, members, self.round_key, self._counter)
+        return EagerCohort(self._session, members, self._round, self._audience)
 
     def _tick(self) -> int:
-        self._counter[0] += 1
-        return self._counter[0] - 1
+        self._round.exchanges += 1
+        return self._round.exchanges - 1
 
     def _exchange(self, phase: str, message: tuple, factors: jax.Array, update: bool) -> Any:
-        session, members = self._session, self.members
+        session, members, heard = self._session, self.members, self._round.heard
         key = exchange_key(self.round_key, self._tick())
         present = int(members.present)
+        known = {heard.number(part) for part in vectors(message) if heard.knows(self._audience, part)}
+        sent = [part for part, _ in heard.send(self._audience, message)]
         total, reply = None, None
         # With nobody there, one client is asked for the shape of a reply, and neither counted nor heard.
         for slot in range(max(present, 1)):
@@ -189,8 +208,10 @@ class EagerCohort(Cohort):
                 "round_key": jax.random.key_data(self.round_key),
                 "exchange_key": jax.random.key_data(key),
             }
-            sent = session.wire.encode((facts, *message), {"phase": phase, "update": update})
-            received, record = session.clients[index].receive(sent, session.store[index])
+            header = {"phase": phase, "update": update, "round": np.asarray(facts["round_key"]).tolist()}
+            names = partial(_named, heard, set(known) if present else set())
+            said = session.wire.encode((facts, *message), header, names)
+            received, record = session.clients[index].receive(said, session.store[index])
             reply, header = session.wire.decode(received)
             share = jax.tree.map(partial(_share, factors[slot] if slot < present else None), reply)
             total = share if total is None else jax.tree.map(jnp.add, total, share)
@@ -198,5 +219,18 @@ class EagerCohort(Cohort):
                 session.store[index] = record
                 for name, calls in header["oracles"].items():
                     session.ledger.oracles[name] += calls
-        session.ledger.add_exchange(site_of(phase, message, reply), present)
+        session.ledger.add_exchange(phase, sent, reply, present)
         return total
+
+
+def _named(heard: Heard, known: set[int], vector: Vector) -> tuple[int, bool]:
+    """A vector's number, and whether the receiver knows it; then it does."""
+    number = heard.number(vector)
+    had = number in known
+    known.add(number)
+    return number, had
+
+
+def _renewed(tree: Any) -> Any:
+    """The same numbers as new arrays: what a round or an iteration begins with, no client has heard."""
+    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), tree)

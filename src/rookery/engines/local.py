@@ -15,8 +15,9 @@ from rookery.engines.base import Advance, Carry, Inputs, Setup, non_finite
 from rookery.errors import InputError
 from rookery.federation.client import Call, Record, Setting, answer
 from rookery.federation.cohort import Cohort
+from rookery.federation.heard import Audience, Heard
 from rookery.federation.keys import exchange_key, round_key, sampling_key
-from rookery.federation.ledger import ORACLES, Ledger, Tally, Totals, site_of
+from rookery.federation.ledger import ORACLES, Ledger, Tally, Totals
 from rookery.federation.sampling import Members
 from rookery.vectors import row
 
@@ -140,14 +141,16 @@ class _Trace:
         self.records = carry.records
         self.exchanges: Any = jnp.zeros((), jnp.int32)
         self.tally = Tally()
+        self.heard = Heard()
         self.finite: Any = jnp.ones((), bool)
 
 
 class CompiledCohort(Cohort):
     """A cohort whose exchanges become loops or batched computations inside the program that is being traced."""
 
-    def __init__(self, trace: _Trace, members: Members, full: bool):
+    def __init__(self, trace: _Trace, members: Members, full: bool, within: Audience = ()):
         self._trace = trace
+        self._audience = trace.heard.audience(within)
         self._full = full  # whether every slot is known to be filled: then nothing need be masked
         self.problem = trace.program.setting.problem
         self.members = members
@@ -168,20 +171,24 @@ class CompiledCohort(Cohort):
             return carry, trace.exchanges, trace.records, trace.finite, trace.tally.totals()
 
         first = (carry, trace.exchanges, trace.records, trace.finite)
-        total = _zeros(jax.eval_shape(once, jnp.zeros((), jnp.int32), *first)[-1])
+        number = jnp.zeros((), jnp.int32)
+        shape, begin, end = trace.heard.loop(lambda: jax.eval_shape(once, number, *first))
+        total = _zeros(shape[-1])
 
         def loop(t: Any, inner: tuple) -> tuple:
+            begin(t)
             *state, total = inner
             *state, cost = once(t, *state)
             return (*state, total + cost)
 
         carry, trace.exchanges, trace.records, trace.finite, total = jax.lax.fori_loop(0, times, loop, (*first, total))
+        end()
         trace.tally = outside
         trace.tally.add(total)
         return carry
 
     def _with(self, members: Members, always: bool) -> CompiledCohort:
-        return CompiledCohort(self._trace, members, self._full and always)
+        return CompiledCohort(self._trace, members, self._full and always, self._audience)
 
     def _tick(self) -> Any:
         number = self._trace.exchanges
@@ -216,7 +223,8 @@ class CompiledCohort(Cohort):
         sums = _over_slots(one, trace.records, slots, factors, members, at_once, sums, self._full)
         if sums.changing is not None:
             trace.records, trace.finite = sums.changing
-        trace.tally.exchange(site_of(phase, message, reply), members.present > 0, members.present, sums.oracles)
+        sent = trace.heard.send(self._audience, message)
+        trace.tally.exchange(phase, sent, reply, members.present, sums.oracles)
         return sums.total
 
 

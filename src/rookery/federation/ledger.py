@@ -18,26 +18,20 @@ import numpy as np
 ORACLES = ("samples", "gradients", "hvps", "crosses")
 
 
-class Site(NamedTuple):
-    """One kind of exchange: the phase, and the size of what goes each way, per client."""
+class Parcel(NamedTuple):
+    """A kind of thing that travels between the server and one client: in which phase, which way, how large."""
 
     phase: str
-    floats_up: int
-    floats_down: int
-    bytes_up: int
-    bytes_down: int
+    way: str  # "up" to the server, "down" to the client
+    floats: int
+    bytes: int
 
 
-def site_of(phase: str, message: Any, reply: Any) -> Site:
-    """The site of an exchange, from the shapes of its message and its reply."""
-
-    def sizes(tree: Any) -> tuple[int, int]:
-        leaves = jax.tree.leaves(tree)
-        floats = sum(int(np.prod(np.shape(leaf))) for leaf in leaves)
-        return floats, sum(int(np.prod(np.shape(leaf))) * np.dtype(_dtype(leaf)).itemsize for leaf in leaves)
-
-    (up, bytes_up), (down, bytes_down) = sizes(reply), sizes(message)
-    return Site(phase, up, down, bytes_up, bytes_down)
+def parcel_of(phase: str, way: str, tree: Any) -> Parcel:
+    """The parcel that a tree makes."""
+    leaves = jax.tree.leaves(tree)
+    floats = [int(np.prod(np.shape(leaf))) for leaf in leaves]
+    return Parcel(phase, way, sum(floats), sum(n * np.dtype(_dtype(leaf)).itemsize for n, leaf in zip(floats, leaves)))
 
 
 def _dtype(leaf: Any) -> Any:
@@ -45,7 +39,9 @@ def _dtype(leaf: Any) -> Any:
 
 
 class Tally:
-    """What one round counts while it is traced: per site (exchanges, replies), and per oracle; each below 2**30."""
+    """What one round counts while it is traced: exchanges and replies per phase, parcels, and oracle calls.
+
+    Each count is below 2**30."""
 
     def __init__(self) -> None:
         self.counts: dict[Any, Any] = {}
@@ -53,10 +49,13 @@ class Tally:
     def count(self, name: Any, amount: Any) -> None:
         self.counts[name] = self.counts.get(name, 0) + jnp.asarray(amount, jnp.int32)
 
-    def exchange(self, site: Site, happened: Any, replies: Any, oracles: jax.Array) -> None:
-        """Counts one exchange at a site, if it happened, with its replies and their oracle calls."""
-        self.count((site, "exchanges"), happened)
-        self.count((site, "replies"), replies)
+    def exchange(self, phase: str, sent: list[tuple[Any, Any]], reply: Any, replies: Any, oracles: jax.Array) -> None:
+        """Counts one exchange, if anybody answered: what was sent, part by part with when, and what came back."""
+        self.count(("exchanges", phase), replies > 0)
+        self.count(("replies", phase), replies)
+        self.count(parcel_of(phase, "up", reply), replies)
+        for part, when in sent:
+            self.count(parcel_of(phase, "down", part), replies if when is True else jnp.where(when, replies, 0))
         for number, name in enumerate(ORACLES):
             self.count(name, oracles[number])
 
@@ -103,57 +102,61 @@ class Totals:
 
 @dataclass
 class Ledger:
-    """The cost of a run so far, in Python integers."""
+    """The cost of a run so far, in Python integers; what has not happened is not in it."""
 
-    exchanges_at: dict[Site, int] = field(default_factory=dict)
-    replies_at: dict[Site, int] = field(default_factory=dict)
+    exchanges_of: dict[str, int] = field(default_factory=dict)  # by phase
+    replies_of: dict[str, int] = field(default_factory=dict)
+    parcels: dict[Parcel, int] = field(default_factory=dict)
     oracles: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ORACLES, 0))
 
     def add(self, totals: Totals) -> None:
         """Adds what a program has counted."""
         for name, amount in totals.values().items():
-            if isinstance(name, tuple):
-                site, what = name
-                counts = self.exchanges_at if what == "exchanges" else self.replies_at
-                counts[site] = counts.get(site, 0) + amount
+            if isinstance(name, Parcel):
+                _add(self.parcels, name, amount)
+            elif isinstance(name, tuple):
+                _add(self.exchanges_of if name[0] == "exchanges" else self.replies_of, name[1], amount)
             else:
-                self.oracles[name] = self.oracles.get(name, 0) + amount
+                _add(self.oracles, name, amount)
 
-    def add_exchange(self, site: Site, replies: int) -> None:
+    def add_exchange(self, phase: str, sent: list[Any], reply: Any, replies: int) -> None:
         """Adds one exchange with so many replies; with none it has not happened."""
-        self.exchanges_at[site] = self.exchanges_at.get(site, 0) + (replies > 0)
-        self.replies_at[site] = self.replies_at.get(site, 0) + replies
+        _add(self.exchanges_of, phase, int(replies > 0))
+        _add(self.replies_of, phase, replies)
+        _add(self.parcels, parcel_of(phase, "up", reply), replies)
+        for part in sent:
+            _add(self.parcels, parcel_of(phase, "down", part), replies)
 
     def copy(self) -> Ledger:
-        return Ledger(dict(self.exchanges_at), dict(self.replies_at), dict(self.oracles))
+        return Ledger(dict(self.exchanges_of), dict(self.replies_of), dict(self.parcels), dict(self.oracles))
 
     @property
     def exchanges(self) -> int:
         """The number of exchanges: the server sends to the cohort, the cohort answers, the answers are aggregated."""
-        return sum(self.exchanges_at.values())
+        return sum(self.exchanges_of.values())
 
     @property
     def replies(self) -> int:
         """The number of answers of single clients."""
-        return sum(self.replies_at.values())
+        return sum(self.replies_of.values())
 
     @property
     def floats_up(self) -> int:
         """Numbers sent by clients to the server, summed over clients."""
-        return sum(site.floats_up * n for site, n in self.replies_at.items())
+        return sum(parcel.floats * n for parcel, n in self.parcels.items() if parcel.way == "up")
 
     @property
     def floats_down(self) -> int:
-        """Numbers sent by the server to clients, summed over clients."""
-        return sum(site.floats_down * n for site, n in self.replies_at.items())
+        """Numbers sent by the server to clients, summed over clients; a vector goes to a client once a round."""
+        return sum(parcel.floats * n for parcel, n in self.parcels.items() if parcel.way == "down")
 
     @property
     def bytes_up(self) -> int:
-        return sum(site.bytes_up * n for site, n in self.replies_at.items())
+        return sum(parcel.bytes * n for parcel, n in self.parcels.items() if parcel.way == "up")
 
     @property
     def bytes_down(self) -> int:
-        return sum(site.bytes_down * n for site, n in self.replies_at.items())
+        return sum(parcel.bytes * n for parcel, n in self.parcels.items() if parcel.way == "down")
 
     @property
     def samples(self) -> int:
@@ -166,20 +169,19 @@ class Ledger:
         return {name: getattr(self, name) for name in columns}
 
     def to_json(self) -> dict[str, Any]:
-        sites = [
-            {
-                **site._asdict(),
-                "exchanges": self.exchanges_at.get(site, 0),
-                "replies": self.replies_at.get(site, 0),
-            }
-            for site in self.exchanges_at
-        ]
-        return {"sites": sites, "oracles": dict(self.oracles)}
+        return {
+            "exchanges": dict(self.exchanges_of),
+            "replies": dict(self.replies_of),
+            "parcels": [{**parcel._asdict(), "times": times} for parcel, times in self.parcels.items()],
+            "oracles": dict(self.oracles),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Ledger:
-        ledger = cls(oracles=dict(data["oracles"]))
-        for row in data["sites"]:
-            site = Site(*(row[name] for name in Site._fields))
-            ledger.exchanges_at[site], ledger.replies_at[site] = row["exchanges"], row["replies"]
-        return ledger
+        parcels = {Parcel(*(row[name] for name in Parcel._fields)): row["times"] for row in data["parcels"]}
+        return cls(dict(data["exchanges"]), dict(data["replies"]), parcels, dict(data["oracles"]))
+
+
+def _add(counts: dict[Any, int], name: Any, amount: int) -> None:
+    if amount:
+        counts[name] = counts.get(name, 0) + amount

@@ -7,7 +7,7 @@ Both ends know the run's configuration, so they know the structure of every sequ
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,8 @@ from rookery.vectors import Sequences, Vector
 
 _LENGTH = 8
 
+Names = Callable[[Vector], tuple[int, bool]]  # the number of a vector, and whether the receiver has it
+
 
 class Wire:
     """Encodes and decodes pytrees of arrays."""
@@ -26,25 +28,36 @@ class Wire:
     def __init__(self, templates: Sequence[Any] = ()):
         self._templates = [jax.tree.structure(tree) for tree in templates]
 
-    def encode(self, tree: Any, header: dict[str, Any] | None = None) -> bytes:
-        """A tree and a small header as bytes."""
+    def encode(self, tree: Any, header: dict[str, Any] | None = None, names: Names | None = None) -> bytes:
+        """A tree and a small header as bytes; with `names`, vectors that the receiver has go by their numbers."""
         arrays: dict[str, np.ndarray] = {}
-        described = json.dumps({"header": header or {}, "tree": self._describe(tree, arrays)}).encode()
+        described = json.dumps({"header": header or {}, "tree": self._describe(tree, arrays, names)}).encode()
         return len(described).to_bytes(_LENGTH, "little") + described + safetensors.save(arrays)
 
-    def decode(self, data: bytes) -> tuple[Any, dict[str, Any]]:
-        """The tree and the header that were encoded."""
-        end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-        described = json.loads(data[_LENGTH:end])
-        arrays = safetensors.load(data[end:])
-        return self._build(described["tree"], arrays), described["header"]
+    def header(self, data: bytes) -> dict[str, Any]:
+        """The header alone."""
+        return self._described(data)[0]["header"]
 
-    def _describe(self, node: Any, arrays: dict[str, np.ndarray]) -> Any:
-        inside = lambda child: self._describe(child, arrays)
+    def decode(self, data: bytes, kept: dict[int, Vector] | None = None) -> tuple[Any, dict[str, Any]]:
+        """The tree and the header that were encoded; `kept` are the vectors that this end has, by number, and new
+        ones are added to it."""
+        described, end = self._described(data)
+        arrays = safetensors.load(data[end:])
+        return self._build(described["tree"], arrays, {} if kept is None else kept), described["header"]
+
+    def _described(self, data: bytes) -> tuple[dict[str, Any], int]:
+        end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+        return json.loads(data[_LENGTH:end]), end
+
+    def _describe(self, node: Any, arrays: dict[str, np.ndarray], names: Names | None) -> Any:
+        inside = lambda child: self._describe(child, arrays, names)
         if node is None:
             return None
         if isinstance(node, Sequences):
             return {"sequences": {name: inside(node[name]) for name in node.names}}
+        if isinstance(node, Vector) and names is not None:
+            number, has = names(node)
+            return {"kept": number} if has else {"keep": [number, inside(node.tree)]}
         if isinstance(node, Vector):
             return {"vector": inside(node.tree)}
         if type(node) is dict and all(isinstance(key, str) for key in node):
@@ -62,8 +75,8 @@ class Wire:
             )
         return {"template": [self._templates.index(structure), [inside(leaf) for leaf in jax.tree.leaves(node)]]}
 
-    def _build(self, node: Any, arrays: dict[str, np.ndarray]) -> Any:
-        inside = lambda child: self._build(child, arrays)
+    def _build(self, node: Any, arrays: dict[str, np.ndarray], kept: dict[int, Vector]) -> Any:
+        inside = lambda child: self._build(child, arrays, kept)
         if node is None:
             return None
         if isinstance(node, str):
@@ -73,6 +86,11 @@ class Wire:
             return Sequences({name: inside(child) for name, child in content.items()})
         if kind == "vector":
             return Vector(inside(content))
+        if kind == "keep":
+            number, tree = content
+            return kept.setdefault(number, Vector(inside(tree)))
+        if kind == "kept":
+            return kept[content]
         if kind == "dict":
             return {key: inside(child) for key, child in content.items()}
         if kind == "list":

@@ -1,14 +1,13 @@
 """The fixed point of a method on a linear field, exactly: no iteration, no noise, float64.
 
 On a quadratic bilevel, linear compositional or quadratic minimax problem one full-batch round is an affine map of the
-whole state. Its matrix is the derivative of the round itself, so its fixed point and its spectral radius are had by
-linear algebra, of the very program that runs.
+whole state: the program that runs it is asked where zero and each unit vector go, and its fixed point and its spectral
+radius are had by linear algebra.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from rookery.data.federated import Clients
 from rookery.engines.base import Carry, Inputs
-from rookery.engines.local import Local, Program
+from rookery.engines.local import Local, Program, advance
 from rookery.errors import InputError
 from rookery.federation.sampling import All
 from rookery.problems.base import Problem
@@ -64,7 +63,7 @@ def fixed_point(
     with precision_context("float64"):
         methods = method if isinstance(method, list) else [method]
         setups = [prepare(problem, each, clients, precision="float64", **options) for each in methods]
-        program = Local(at_once=clients.population).program(setups[0])
+        program = Local().program(setups[0])
         carry = setups[0].carry._replace(state=_at_round(setups[0].carry.state, round))
         return _solve(program, [setup.inputs for setup in setups], carry)
 
@@ -87,25 +86,26 @@ def _floats(carry: Carry) -> tuple[list[Any], Any]:
     return [jnp.asarray(leaves[i]) for i in places], back
 
 
-@partial(jax.jit, static_argnums=0)
-def _linearise(program: Program, inputs: Inputs, carry: Carry, probe: jax.Array) -> tuple[Any, ...]:
+def _affine(program: Program, inputs: Inputs, carry: Carry, probe: np.ndarray) -> tuple[np.ndarray, ...]:
+    """T and b of a round w -> T w + b, and where it takes a probe."""
     floats, back = _floats(carry)
     flat, unravel = ravel_pytree(floats)
 
-    def once(w: jax.Array) -> jax.Array:
-        after, _, _ = program.round(inputs, back(unravel(w)))
-        return ravel_pytree(_floats(after)[0])[0]
+    def once(w: np.ndarray) -> np.ndarray:
+        after = advance(program, inputs, back(unravel(jnp.asarray(w))), jnp.int32(1))[0]
+        return np.asarray(ravel_pytree(_floats(after)[0])[0])
 
-    zero = jnp.zeros_like(flat)
-    return jax.jacfwd(once)(zero), once(zero), flat, once(probe)
+    offset = once(np.zeros(flat.shape))
+    return np.stack([once(unit) - offset for unit in np.eye(flat.size)], axis=1), offset, once(probe)
 
 
 def _solve(program: Program, inputs: list[Inputs], carry: Carry) -> FixedPoint:
     floats, back = _floats(carry)
     flat, unravel = ravel_pytree(floats)
-    probe = np.random.default_rng(0).normal(size=flat.shape)
-    maps = [_linearise(program, each, carry, probe) for each in inputs]
-    matrix, offset, first, at_probe = (np.mean(parts, axis=0) for parts in zip(*maps))
+    first = np.asarray(flat)
+    probe = np.random.default_rng(0).normal(size=first.shape)
+    maps = [_affine(program, each, carry, probe) for each in inputs]
+    matrix, offset, at_probe = (np.mean(parts, axis=0) for parts in zip(*maps))
     if not np.allclose(matrix @ probe + offset, at_probe, rtol=1e-8, atol=1e-8):
         raise InputError("problem: a round is not an affine map of the state; fixed_point needs a linear field")
     gap = np.eye(len(matrix)) - matrix
