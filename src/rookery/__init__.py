@@ -6,18 +6,29 @@ problem. `import rookery as rk` gives everything on this page; the command line 
 
 from rookery import data
 from rookery.algorithms.aggitd import AggITD
+from rookery.algorithms.drift import ControlVariates, Duals
 from rookery.algorithms.estimators import ConjugateGradient, Neumann, Tracked
+from rookery.algorithms.fedadmm import FedADMM
 from rookery.algorithms.fedavg import FedAvg
 from rookery.algorithms.fedbio import FedBiO
 from rookery.algorithms.fedbio_local import FedBiOLocal
 from rookery.algorithms.fedbioacc import FedBiOAcc
 from rookery.algorithms.fedbioacc_local import FedBiOAccLocal
+from rookery.algorithms.feddyn import FedDyn
 from rookery.algorithms.fedmsa import FedMSA
 from rookery.algorithms.fednest import FedNest
+from rookery.algorithms.fednova import FedNova
+from rookery.algorithms.fedpd import FedPD
+from rookery.algorithms.fedprox import FedProx
+from rookery.algorithms.fedvra import FedVRA
+from rookery.algorithms.fedvrau import FedVRAU
 from rookery.algorithms.lfednest import LFedNest
-from rookery.algorithms.presets import MRBO, SOBA, StocBiO
+from rookery.algorithms.presets import MRBO, SOBA, FedAdam, FedAvgM, FedYogi, StocBiO
+from rookery.algorithms.scaffold import Scaffold
+from rookery.algorithms.server import ServerOptimiser
 from rookery.algorithms.shrofbo import ShroFBO
 from rookery.algorithms.simfbo import SimFBO
+from rookery.algorithms.vrlsgd import VRLSGD
 from rookery.data.federated import Clients, Split, federate
 from rookery.data.partitions import IID, Dirichlet, Shards
 from rookery.engines import Eager, Local
@@ -26,9 +37,10 @@ from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.ledger import Ledger
 from rookery.federation.method import State, method, static, struct
-from rookery.federation.rates import Rates
+from rookery.federation.rates import PerClient, Rates
+from rookery.federation.replies import Scaled
 from rookery.federation.sampling import All, Bernoulli, Uniform, Weighted, WithReplacement
-from rookery.federation.steps import FixedSteps, RandomSteps
+from rookery.federation.steps import Epochs, FixedSteps, RandomSteps
 from rookery.problems import exact
 from rookery.problems.kinds import Bilevel, Compositional, Field, Joint, Minimax, Single
 from rookery.problems.sets import Ball, Box, Projection, Simplex
@@ -44,6 +56,7 @@ __all__ = [
     "IID",
     "MRBO",
     "SOBA",
+    "VRLSGD",
     "AggITD",
     "All",
     "Ball",
@@ -55,16 +68,29 @@ __all__ = [
     "Cohort",
     "Compositional",
     "ConjugateGradient",
+    "ControlVariates",
     "Dirichlet",
     "DivergenceWarning",
+    "Duals",
     "Eager",
+    "Epochs",
+    "FedADMM",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedBiO",
     "FedBiOAcc",
     "FedBiOAccLocal",
     "FedBiOLocal",
+    "FedDyn",
     "FedMSA",
     "FedNest",
+    "FedNova",
+    "FedPD",
+    "FedProx",
+    "FedVRA",
+    "FedVRAU",
+    "FedYogi",
     "Field",
     "FixedPoint",
     "FixedSteps",
@@ -76,11 +102,15 @@ __all__ = [
     "Local",
     "Minimax",
     "Neumann",
+    "PerClient",
     "Projection",
     "RandomSteps",
     "Rates",
     "Result",
+    "Scaffold",
+    "Scaled",
     "Sequences",
+    "ServerOptimiser",
     "Shards",
     "ShroFBO",
     "SimFBO",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from rookery.algorithms.local_steps import descend
+from rookery.algorithms.server import Server, ServerState, check_server, server_state, wrap_server
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, State, Steps, method, static
+from rookery.federation.method import Rates, Work, method, static
+from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
 
@@ -26,8 +28,11 @@ class FedAvg:
 
     Args:
       lr: eta, the local step size; a plain number where the problem has one sequence.
-      local_steps: Q_i, an int, `rk.FixedSteps` or `rk.RandomSteps`.
+      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
       normalised: take McMahan's normalised mean.
+      weight_decay: added times x to every gradient.
+      server: `rk.ServerOptimiser(optax.adam, ...)`, which takes the mean of x - x_i for a gradient; or a mapping that
+        gives some sequences one; None: the step above. `rk.FedAvgM`, `rk.FedAdam` and `rk.FedYogi` are presets.
 
     Exchanges per round: 1. Floats per client: dim x down, dim x up.
     Exactness: exact at Q = 1; O(eta) at Q > 1; with unequal Q_i it solves the problem with weights proportional to
@@ -39,12 +44,26 @@ class FedAvg:
     """
 
     lr: Rates
-    local_steps: Steps = 1
+    local_steps: Work = 1
     normalised: bool = static(default=False)
+    weight_decay: float = 0.0
+    server: Server = None  # type: ignore[assignment]
 
-    def round(self, state: State, cohort: Cohort) -> State:
+    def __post_init__(self):
+        object.__setattr__(self, "server", wrap_server(self.server))
+
+    def check(self, problem: Problem, population: int) -> None:
+        check_server(self.server, problem)
+
+    def init(self, problem: Problem, z: Sequences) -> ServerState:
+        return server_state(self, z)
+
+    def round(self, state: ServerState, cohort: Cohort) -> ServerState:
         aggregate = cohort.average if self.normalised else cohort.mean
-        return state.next(z=cohort.project(state.z + aggregate("steps", state.z)))
+        moved = aggregate("steps", state.z)
+        z, optimiser = self.server.step(state.z, -moved, None, state.optimiser)
+        return state.next(z=cohort.project(z), optimiser=optimiser)
 
     def steps(self, client: Client, z: Sequences) -> Sequences:
-        return descend(client, z, self.lr.at(client.round), client.steps(self.local_steps)).moved
+        decayed = lambda d, x: d + self.weight_decay * x
+        return descend(client, z, client.at(self.lr), self.local_steps, correct=decayed).moved

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from rookery.algorithms.drift import Drift, check_drift, wrap_drift
 from rookery.algorithms.local_steps import descend
+from rookery.algorithms.server import Server, ServerState, check_server, server_state, wrap_server
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, State, Steps, method
+from rookery.federation.method import Rates, Work, method
+from rookery.federation.replies import Scaled
+from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
 
@@ -17,26 +23,52 @@ class FedBiO:
 
         z_i <- z_i - eta D_i(z_i; fresh sample),
 
-    uploads z_i - z, and the server applies their unbiased mean:
+    uploads (z - z_i) / eta, the sum of its directions, and the server applies their unbiased mean:
 
         z <- z + sum_{i in C} (p_i / pi_i) (z_i - z).
 
     Args:
       lr: eta, the step sizes (the paper's eta, gamma and tau for x, y and u = v).
-      local_steps: I, an int, `rk.FixedSteps` or `rk.RandomSteps`.
+      local_steps: I, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
+      drift: `rk.ControlVariates()` or `rk.Duals(gamma, a, d)`, which make local steps exact; None: none.
+      server: `rk.ServerOptimiser(optax.adam, ...)`, which takes z - z_i for a gradient, or a mapping that gives some
+        sequences one; None: the average.
 
     Exchanges per round: 1, that is 1 per I steps. Floats per client: dim z down, dim z up.
-    Exactness: exact at I = 1; O(eta) at I > 1. It equals SimFBO with gamma = eta and tau = I.
+    Exactness: exact at I = 1; O(eta) at I > 1; with drift control exact at any I. It equals SimFBO with gamma = eta and
+    tau = I.
     Deviations from the paper: differences are averaged, not points, so that sampled cohorts stay unbiased.
 
     Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 1.
     """
 
     lr: Rates
-    local_steps: Steps = 1
+    local_steps: Work = 1
+    drift: Drift = None  # type: ignore[assignment]
+    server: Server = None  # type: ignore[assignment]
 
-    def round(self, state: State, cohort: Cohort) -> State:
-        return state.next(z=cohort.project(state.z + cohort.mean("steps", state.z)))
+    def __post_init__(self):
+        object.__setattr__(self, "drift", wrap_drift(self.drift))
+        object.__setattr__(self, "server", wrap_server(self.server))
 
-    def steps(self, client: Client, z: Sequences) -> Sequences:
-        return descend(client, z, self.lr.at(client.round), client.steps(self.local_steps)).moved
+    def check(self, problem: Problem, population: int) -> None:
+        check_drift(self.drift)
+        check_server(self.server, problem)
+
+    def init(self, problem: Problem, z: Sequences) -> ServerState:
+        return server_state(self, z, self.drift.server(z))
+
+    def client(self, problem: Problem, z: Sequences) -> Any:
+        return self.drift.client(z.only(problem.shared))
+
+    def round(self, state: ServerState, cohort: Cohort) -> ServerState:
+        eta = self.lr.at(state.round)
+        q, scaled = cohort.update_mean("steps", state.z, self.drift.told(state.duals))
+        q, duals = self.drift.step(q, scaled, state.duals, cohort, eta)
+        z, optimiser = self.server.step(state.z, eta * q, None, state.optimiser)
+        return state.next(z=cohort.project(z), optimiser=optimiser, duals=duals)
+
+    def steps(self, client: Client, z: Sequences, told: Any) -> tuple[Scaled, Any]:
+        correct = self.drift.correct(client, z, told)
+        work = descend(client, z, client.at(self.lr), self.local_steps, correct=correct)
+        return self.drift.upload(client, work, 1), self.drift.keep(client, work, told)

@@ -66,7 +66,7 @@ class FedBiOLocal:
         return state.next(z=state.z + cohort.mean("steps", state.z))
 
     def steps(self, client: Client, z: Sequences) -> Sequences:
-        eta = self.lr.at(client.round)
+        eta = client.at(self.lr)
 
         def step(z_i: Sequences, k: Any, key: Any) -> Sequences:
             (d,) = self.hypergradient.fields(client, [z_i], key)

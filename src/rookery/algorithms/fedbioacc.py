@@ -91,12 +91,12 @@ class FedBiOAcc:
 
         def iteration(carry: tuple, k: Any, key: Any) -> tuple:
             z, m = carry
-            new = z - self.lr.at(client.round) * (m * alpha(self, client, k))
+            new = z - client.at(self.lr) * (m * alpha(self, client, k))
             return new, self.storm(client, new, z, m, k, key)
 
         last = self.local_steps - 1
         z_i, m = client.loop(last, iteration, (z, m))
-        new = z_i - self.lr.at(client.round) * (m * alpha(self, client, last))
+        new = z_i - client.at(self.lr) * (m * alpha(self, client, last))
         return new - z, AccClient(z=z_i, m=m)
 
     def momentum_at(self, client: Client, z: Sequences) -> Sequences:
@@ -107,5 +107,5 @@ class FedBiOAcc:
     def storm(self, client: Client, new: Sequences, old: Sequences, m: Sequences, k: Any, key: Any) -> Sequences:
         """D_i(new; B) + (1 - c alpha_t^2) (m - D_i(old; B)) with one fresh sample B."""
         sample = client.sample(key)
-        keep = 1 - self.momentum.at(client.round) * alpha(self, client, k) ** 2
+        keep = 1 - client.at(self.momentum) * alpha(self, client, k) ** 2
         return client.direction(new, sample) + keep * (m - client.direction(old, sample))

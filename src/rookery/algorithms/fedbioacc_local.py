@@ -114,10 +114,10 @@ class FedBiOAccLocal:
 
     def move(self, client: Client, z: Sequences, m: Sequences, k: Any) -> Sequences:
         """z - eta alpha_t m, of the sequences that have a momentum."""
-        return z.merged(z.only(m.names) - self.lr.at(client.round) * (m * alpha(self, client, k)))
+        return z.merged(z.only(m.names) - client.at(self.lr) * (m * alpha(self, client, k)))
 
     def storm(self, client: Client, new: Sequences, old: Sequences, m: Sequences, k: Any, key: Any) -> Sequences:
         """F_i(new; B) + (1 - c alpha_t^2) (m - F_i(old; B)) with fresh samples B."""
-        keep = 1 - self.momentum.at(client.round) * alpha(self, client, k) ** 2
+        keep = 1 - client.at(self.momentum) * alpha(self, client, k) ** 2
         at_new, at_old = self.hypergradient.fields(client, [new, old], key)
         return at_new + keep * (m - at_old)

@@ -84,7 +84,7 @@ class FedMSA:
 
     def spider(self, client: Client, z: Sequences, d: Sequences) -> Sequences:
         """K steps along d_k; the first is along d itself, since z_1 = z_0."""
-        eta = self.lr.at(client.round)
+        eta = client.at(self.lr)
         steps = jnp.where(client.round > 0, self.local_steps, 1)
 
         def step(carry: tuple, k: Any, key: jax.Array) -> tuple:

@@ -87,5 +87,5 @@ class LFedNest:
             return x_i - alpha * (client.upper_grad_x(x_i, y, s) - client.cross(x_i, y, p, s))
 
         tau = client.steps(self.upper_steps)
-        alpha = per_step(self.lr.at(client.round)["x"], tau, self.scaled_rates)
+        alpha = per_step(client.at(self.lr)["x"], tau, self.scaled_rates)
         return client.loop(tau, step, x) - x

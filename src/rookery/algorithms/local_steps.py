@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,7 +14,7 @@ from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.method import static, struct
 from rookery.federation.rates import Rates
-from rookery.federation.steps import Steps, largest_steps
+from rookery.federation.steps import Epochs, Work, largest_steps
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -32,10 +33,12 @@ def wrap_coefficients(coefficients: Any) -> Any:
     return CoefficientFunction(coefficients) if callable(coefficients) else coefficients
 
 
-def check_coefficients(coefficients: Any, steps: Steps, population: int) -> None:
+def check_coefficients(coefficients: Any, steps: Work, population: int) -> None:
     """Refuses a table of coefficients that does not reach every local step."""
     if coefficients is None or isinstance(coefficients, CoefficientFunction):
         return
+    if isinstance(steps, Epochs):
+        raise InputError("coefficients: a table was given, and epochs have no fixed number of steps; give a function")
     table, most = np.asarray(coefficients), largest_steps(steps)
     if table.ndim not in (1, 2) or (table.ndim == 2 and table.shape[0] != population):
         raise InputError(
@@ -73,9 +76,21 @@ class Descent:
     norm: Any
 
 
-def descend(client: Client, z: Sequences, eta: Rates, steps: Any, coefficients: Any = None) -> Descent:
+Correct = Callable[[Sequences, Sequences], Sequences]  # of a direction and the point it was taken at, both shared
+
+
+def descend(
+    client: Client,
+    z: Sequences,
+    eta: Rates,
+    work: Any,
+    coefficients: Any = None,
+    correct: Correct | None = None,
+    key: jax.Array | None = None,
+) -> Descent:
     """tau_i steps z_i <- z_i - eta a_k D_i(z_i; fresh sample) from z_i = z, with q_i = sum_k a_k D_i(z_i^k).
 
+    `work` is a number of steps, a schedule of them, or epochs. `correct` changes the shared part of every direction.
     Local sequences start where the client left them, are projected onto their sets after every step, and stay on the
     client at their last iterate.
     """
@@ -83,13 +98,15 @@ def descend(client: Client, z: Sequences, eta: Rates, steps: Any, coefficients: 
     def step(carry: tuple, k: Any, key: Any) -> tuple:
         z_i, q, norm = carry
         d = client.direction(z_i, client.sample(key))
+        if correct is not None:
+            d = d.merged(correct(client.shared(d), client.shared(z_i)))
         if coefficients is not None:
             a = coefficient(coefficients, client, k)
             d, norm = d * a, norm + jnp.abs(a)
         return client.project_local(z_i - eta * d), q + client.shared(d), norm
 
     norm = jnp.zeros((), client.dtype)
-    z_i, q, norm = client.loop(steps, step, (client.enter(z), z.zeros(), norm))
+    z_i, q, norm = client.loop(work, step, (client.enter(z), z.zeros(), norm), key)
     if coefficients is None:
-        norm = jnp.asarray(steps, client.dtype)
+        norm = client.steps(work).astype(client.dtype)
     return Descent(client.leave(z_i) - z, q, norm)

@@ -1,12 +1,18 @@
-"""Methods of the one-client literature as settings of the federated ones. Imports methods."""
+"""Methods of the literature that are settings of others: for one client, or with an optimiser on the server.
+
+Imports methods.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from rookery.algorithms.fedavg import FedAvg
 from rookery.algorithms.fedbioacc import FedBiOAcc
 from rookery.algorithms.fednest import FedNest
+from rookery.algorithms.server import ServerOptimiser
 from rookery.algorithms.simfbo import SimFBO
+from rookery.errors import InputError
 from rookery.federation.rates import Rates
 
 
@@ -33,3 +39,30 @@ def MRBO(lr: Rates, momentum: float = 1.0, delta: float = 1.0, offset: float = 1
 def SOBA(lr: Rates) -> SimFBO:
     """SOBA (Dagreou et al., 2022) for one client: x, y and v move together, SimFBO with one local step."""
     return SimFBO(lr=lr, local_steps=1)
+
+
+def FedAvgM(lr: Any, server_lr: float = 1.0, momentum: float = 0.9, **options: Any) -> FedAvg:
+    """FedAvgM (Hsu et al., 2019): FedAvg with momentum on the server. Other options are FedAvg's."""
+    return FedAvg(lr=lr, server=_optax("sgd", learning_rate=server_lr, momentum=momentum), **options)
+
+
+def FedAdam(
+    lr: Any, server_lr: float = 0.01, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-3, **options: Any
+) -> FedAvg:
+    """FedAdam (Reddi et al., 2021): FedAvg with Adam on the server. Other options are FedAvg's."""
+    return FedAvg(lr=lr, server=_optax("adam", learning_rate=server_lr, b1=b1, b2=b2, eps=eps), **options)
+
+
+def FedYogi(
+    lr: Any, server_lr: float = 0.01, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-3, **options: Any
+) -> FedAvg:
+    """FedYogi (Reddi et al., 2021): FedAvg with Yogi on the server. Other options are FedAvg's."""
+    return FedAvg(lr=lr, server=_optax("yogi", learning_rate=server_lr, b1=b1, b2=b2, eps=eps), **options)
+
+
+def _optax(name: str, **numbers: float) -> ServerOptimiser:
+    try:
+        import optax
+    except ImportError:
+        raise InputError("server: optax is not installed; install it with pip install 'rookery[optax]'") from None
+    return ServerOptimiser(getattr(optax, name), **numbers)

@@ -6,16 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from rookery.algorithms.aggitd import AggITD
+from rookery.algorithms.fedadmm import FedADMM
 from rookery.algorithms.fedavg import FedAvg
 from rookery.algorithms.fedbio import FedBiO
 from rookery.algorithms.fedbio_local import FedBiOLocal
 from rookery.algorithms.fedbioacc import FedBiOAcc
 from rookery.algorithms.fedbioacc_local import FedBiOAccLocal
+from rookery.algorithms.feddyn import FedDyn
 from rookery.algorithms.fedmsa import FedMSA
 from rookery.algorithms.fednest import FedNest
+from rookery.algorithms.fednova import FedNova
+from rookery.algorithms.fedpd import FedPD
+from rookery.algorithms.fedprox import FedProx
+from rookery.algorithms.fedvra import FedVRA
+from rookery.algorithms.fedvrau import FedVRAU
 from rookery.algorithms.lfednest import LFedNest
+from rookery.algorithms.scaffold import Scaffold
 from rookery.algorithms.shrofbo import ShroFBO
 from rookery.algorithms.simfbo import SimFBO
+from rookery.algorithms.vrlsgd import VRLSGD
 from rookery.errors import unknown
 
 
@@ -37,6 +46,11 @@ class Row:
         return self.method.__name__.lower()
 
     @property
+    def participation(self) -> str:
+        """Who may take part in a round."""
+        return "all clients" if self.method.participation == "all" else "any sampling"
+
+    @property
     def problems(self) -> str:
         """The kinds of problem it solves."""
         kinds = "any" if self.method.kinds is None else ", ".join(self.method.kinds)
@@ -45,6 +59,7 @@ class Row:
         return kinds if "local" in self.method.scopes else f"{kinds}, all sequences shared"
 
 
+_EXACT = "exact at any number of local steps"
 _ONE_STEP = "exact at 1 local step, O(eta) at more"
 
 METHODS: dict[str, Row] = {
@@ -115,6 +130,43 @@ METHODS: dict[str, Row] = {
             "truncation bias, which shrinks linearly in N",
         ),
         Row(FedAvg, "plain federated learning: local steps, then an average", "1", "dim z", _ONE_STEP),
+        Row(FedProx, "FedAvg with a proximal term", "1", "dim x", _ONE_STEP),
+        Row(
+            FedNova,
+            "FedAvg for clients with different numbers of local steps",
+            "1",
+            "dim x + 1",
+            _ONE_STEP + ", unequal ones too",
+        ),
+        Row(Scaffold, "control variates against client drift", "1", "2 dim x", _EXACT, client_state="c"),
+        Row(
+            VRLSGD,
+            "SCAFFOLD for all clients at half its upload",
+            "1",
+            "dim x",
+            _EXACT,
+            client_state="Delta, last x",
+            unequal_steps="no",
+        ),
+        Row(FedDyn, "dynamic regularisation: a dual per client", "1", "dim x", _EXACT, client_state="dual"),
+        Row(FedADMM, "consensus ADMM with local steps", "1", "dim x", _EXACT, client_state="dual"),
+        Row(FedPD, "primal-dual, may skip communication", "1", "dim x", _EXACT, client_state="dual"),
+        Row(
+            FedVRA,
+            "duals with adaptive dual and aggregation step sizes: ADMM, FedDyn, FedProx and more in one",
+            "1",
+            "dim x + 1",
+            _EXACT,
+            client_state="dual",
+        ),
+        Row(
+            FedVRAU,
+            "FedVRA with a constrained block of each client's own: pseudo-labels, clusters",
+            "1",
+            "dim x + 1",
+            _EXACT,
+            client_state="y, dual",
+        ),
     ]
 }
 

@@ -53,7 +53,7 @@ class LowerRound:
             return y_i - beta * (client.lower_grad(x, y_i, b) - client.lower_grad(x, y, b) + q)
 
         tau = client.steps(self.count)
-        beta = per_step(self.lr.at(client.round)["y"], tau, self.scaled)
+        beta = per_step(client.at(self.lr)["y"], tau, self.scaled)
         return client.loop(tau, step, y) - y
 
     def descend(self, client: Client, x: Vector, y: Vector) -> Vector:
@@ -61,7 +61,7 @@ class LowerRound:
             return y_i - beta * client.lower_grad(x, y_i, client.sample(key, only="lower"))
 
         tau = client.steps(self.count)
-        beta = per_step(self.lr.at(client.round)["y"], tau, self.scaled)
+        beta = per_step(client.at(self.lr)["y"], tau, self.scaled)
         return client.loop(tau, step, y) - y
 
 
@@ -86,7 +86,7 @@ class UpperRound:
             return x_i - alpha * (h - client.upper_grad_x(x, y, b) + client.upper_grad_x(x_i, y, b))
 
         tau = client.steps(self.count)
-        alpha = per_step(self.lr.at(client.round)["x"], tau, self.scaled)
+        alpha = per_step(client.at(self.lr)["x"], tau, self.scaled)
         return client.loop(tau, step, x) - x
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from rookery.algorithms.drift import Drift, check_drift, wrap_drift
 from rookery.algorithms.local_steps import Coefficients, check_coefficients, check_radius, descend, wrap_coefficients
+from rookery.algorithms.server import Server, ServerState, check_server, server_state, wrap_server
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, State, Steps, method
+from rookery.federation.method import Rates, Work, method
+from rookery.federation.replies import Scaled
 from rookery.problems.base import Problem
 from rookery.problems.sets import ball
 from rookery.vectors import Sequences
@@ -30,13 +33,17 @@ class ShroFBO:
     Args:
       lr: eta, the clients' step sizes.
       server_lr: gamma, the server's step sizes; None: the same as `lr`.
-      local_steps: tau_i, an int, `rk.FixedSteps` or `rk.RandomSteps`.
+      local_steps: tau_i, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
       coefficients: a_k: None (all 1), a table of shape (steps,) or (clients, steps), or a function of
         (k, client, round).
       radius: r of the ball for v; None: no projection.
+      drift: `rk.ControlVariates()` or `rk.Duals(gamma, a, d)`, which make local steps exact; None: none.
+      server: `rk.ServerOptimiser(optax.adam, ...)` in the place of the server's step, or a mapping that gives some
+        sequences one; None: the step above.
 
     Exchanges per round: 1. Floats per client: dim z down, dim z + 1 up.
-    Exactness: exact at tau = 1; O(eta) at any larger numbers of steps, equal or not. Equal steps: SimFBO.
+    Exactness: exact at tau = 1; O(eta) at any larger numbers of steps, equal or not. Equal steps: SimFBO. With drift
+    control exact at any tau_i.
     Deviations from the paper: absent clients' ||a_i||_1 is not known to the server, so rho is the normalised mean over
     the cohort.
 
@@ -46,28 +53,43 @@ class ShroFBO:
 
     lr: Rates
     server_lr: Rates | None = None
-    local_steps: Steps = 1
+    local_steps: Work = 1
     coefficients: Coefficients = None
     radius: float | None = None
+    drift: Drift = None  # type: ignore[assignment]
+    server: Server = None  # type: ignore[assignment]
 
     def __post_init__(self):
         object.__setattr__(self, "coefficients", wrap_coefficients(self.coefficients))
+        object.__setattr__(self, "drift", wrap_drift(self.drift))
+        object.__setattr__(self, "server", wrap_server(self.server))
 
     def check(self, problem: Problem, population: int) -> None:
         check_coefficients(self.coefficients, self.local_steps, population)
         check_radius(self.radius, problem)
+        check_drift(self.drift)
+        check_server(self.server, problem, self.server_lr)
 
-    def round(self, state: State, cohort: Cohort) -> State:
+    def init(self, problem: Problem, z: Sequences) -> ServerState:
+        return server_state(self, z, self.drift.server(z))
+
+    def client(self, problem: Problem, z: Sequences) -> Any:
+        return self.drift.client(z.only(problem.shared))
+
+    def round(self, state: ServerState, cohort: Cohort) -> ServerState:
         gamma = (self.lr if self.server_lr is None else self.server_lr).at(state.round)
-        h, work = cohort.sum("steps", state.z)
+        (h, scaled), work = cohort.update_mean("steps", state.z, self.drift.told(state.duals))
         rho = work / cohort.weight
-        z = cohort.project(state.z - rho * (gamma * h))
+        q, duals = self.drift.step(rho * h, scaled, state.duals, cohort, self.lr.at(state.round))
+        z, optimiser = self.server.step(state.z, q, gamma, state.optimiser)
+        z = cohort.project(z)
         if self.radius is not None:
             z = z.replace(v=ball(z.v, self.radius))
-        return state.next(z=z)
+        return state.next(z=z, optimiser=optimiser, duals=duals)
 
-    def steps(self, client: Client, z: Sequences) -> tuple[Sequences, Any]:
-        tau = client.steps(self.local_steps)
-        work = descend(client, z, self.lr.at(client.round), tau, self.coefficients)
-        # The server adds h_i / pi_i, an unbiased mean, and ||a_i||_1, a sum to be normalised, in one exchange.
-        return work.q / (work.norm * client.probability), work.norm
+    def steps(self, client: Client, z: Sequences, told: Any) -> tuple[tuple[Scaled, Any], Any]:
+        correct = self.drift.correct(client, z, told)
+        work = descend(client, z, client.at(self.lr), self.local_steps, self.coefficients, correct)
+        # One exchange for the unbiased mean of h_i and the sum of ||a_i||_1, which is not to be divided by pi_i.
+        upload = self.drift.upload(client, work, work.norm), work.norm * client.probability
+        return upload, self.drift.keep(client, work, told)

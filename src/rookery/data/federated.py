@@ -176,13 +176,20 @@ def _weights(weights: Any, sizes: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
+class Part(NamedTuple):
+    """The first `count` of some positions: a minibatch that may be shorter than its array."""
+
+    positions: jax.Array
+    count: jax.Array
+
+
 class Batch(NamedTuple):
     """Some examples of one client; `index` None means all of them. Means over it are exact for ragged clients."""
 
     rows: Tree
     offset: jax.Array
     size: jax.Array
-    index: jax.Array | None
+    index: jax.Array | Part | None
     capacity: int  # the largest client's number of examples: a full batch is padded to it, in chunks
     dtype: Any
 
@@ -192,6 +199,11 @@ class Batch(NamedTuple):
         So an additive function of the examples, such as the gradient of their weighted mean loss, comes out as its
         mean over the batch.
         """
+        if isinstance(self.index, Part):
+            # Past the end stand some of the client's own examples, with weight 0.
+            positions, count = self.index
+            inside = jnp.arange(positions.shape[0], dtype=jnp.int32) < count
+            return function(self._take(positions), inside.astype(self.dtype) / count.astype(self.dtype))
         if self.index is not None:
             count = self.index.shape[0]
             return function(self._take(self.index), jnp.full((count,), 1.0 / count, self.dtype))
@@ -235,7 +247,7 @@ class Shard(NamedTuple):
     def level(self, name: str) -> Level:
         return self.levels[BOTH] if BOTH in self.levels else self.levels[name]
 
-    def batch(self, name: str, index: jax.Array | None, capacity: int, dtype: Any) -> Batch:
+    def batch(self, name: str, index: jax.Array | Part | None, capacity: int, dtype: Any) -> Batch:
         """The batch of these positions among the client's examples (None: all of them)."""
         rows, offset, size = self.level(name)
         return Batch(rows, offset, size, index, capacity, dtype)

@@ -24,6 +24,7 @@ from rookery.federation.cohort import Cohort
 from rookery.federation.heard import Audience, Heard, vectors
 from rookery.federation.keys import exchange_key, round_key, sampling_key
 from rookery.federation.ledger import ORACLES, Ledger
+from rookery.federation.replies import summands
 from rookery.federation.sampling import Members
 from rookery.federation.wire import Wire
 from rookery.vectors import Vector, row
@@ -71,6 +72,7 @@ class RemoteClient:
             np.int32(self.index),
             facts["weight"],
             facts["probability"],
+            facts["times"],
             facts["round"],
             jax.random.wrap_key_data(facts["round_key"]),
             jax.random.wrap_key_data(facts["exchange_key"]),
@@ -142,7 +144,9 @@ class EagerSession:
             self.state = self.inputs.method.round(_renewed(self.state), cohort)
 
     def _members(self, key: jax.Array) -> Members:
-        return self.inputs.sampling.members(sampling_key(key), self.setting.population, self.setting.dtype)
+        return self.inputs.sampling.at(self.state.round).members(
+            sampling_key(key), self.setting.population, self.setting.dtype
+        )
 
 
 def _vectors(carry: Carry) -> list[Any]:
@@ -172,7 +176,8 @@ class EagerCohort(Cohort):
         self._audience = round.heard.audience(within)
         self.problem = session.setting.problem
         self.members = members
-        self.weights = jnp.asarray(session.inputs.weights)[members.index]
+        self.all_weights = jnp.asarray(session.inputs.weights)
+        self.weights = self.all_weights[members.index]
         self.round_key = round.key
 
     @property
@@ -204,6 +209,7 @@ class EagerCohort(Cohort):
             facts = {
                 "weight": self.weights[slot],
                 "probability": members.expected[slot],
+                "times": jnp.maximum(members.count[slot], 1).astype(members.expected.dtype),
                 "round": session.state.round,
                 "round_key": jax.random.key_data(self.round_key),
                 "exchange_key": jax.random.key_data(key),
@@ -213,7 +219,7 @@ class EagerCohort(Cohort):
             said = session.wire.encode((facts, *message), header, names)
             received, record = session.clients[index].receive(said, session.store[index])
             reply, header = session.wire.decode(received)
-            share = jax.tree.map(partial(_share, factors[slot] if slot < present else None), reply)
+            share = jax.tree.map(partial(_share, factors[slot] if slot < present else None), summands(reply))
             total = share if total is None else jax.tree.map(jnp.add, total, share)
             if slot < present:
                 session.store[index] = record

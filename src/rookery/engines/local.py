@@ -18,6 +18,7 @@ from rookery.federation.cohort import Cohort
 from rookery.federation.heard import Audience, Heard
 from rookery.federation.keys import exchange_key, round_key, sampling_key
 from rookery.federation.ledger import ORACLES, Ledger, Tally, Totals
+from rookery.federation.replies import summands
 from rookery.federation.sampling import Members
 from rookery.vectors import row
 
@@ -54,7 +55,7 @@ class Program:
     def round(self, inputs: Inputs, carry: Carry) -> tuple[Carry, Totals, jax.Array]:
         """One round as a pure function: the new carry, what it cost, and whether everything is still finite."""
         key = round_key(inputs.key, carry.state.round)
-        members = self._members(inputs, key)
+        members = self._members(inputs, key, carry.state.round)
         trace = _Trace(self, inputs, carry, key)
         state = inputs.method.round(carry.state, CompiledCohort(trace, members, inputs.sampling.always_full))
         if inputs.sampling.may_be_empty:
@@ -66,12 +67,12 @@ class Program:
         """What a method does once, before the first round; it has a key of its own, that of round -1."""
         key = round_key(inputs.key, jnp.uint32(2**32 - 2))
         trace = _Trace(self, inputs, carry, key)
-        members = self._members(inputs, key)
+        members = self._members(inputs, key, carry.state.round)
         state = inputs.method.start(carry.state, CompiledCohort(trace, members, inputs.sampling.always_full))
         return Carry(state, trace.records), trace.tally.totals()
 
-    def _members(self, inputs: Inputs, key: jax.Array) -> Members:
-        return inputs.sampling.members(sampling_key(key), self.setting.population, self.setting.dtype)
+    def _members(self, inputs: Inputs, key: jax.Array, round: Any) -> Members:
+        return inputs.sampling.at(round).members(sampling_key(key), self.setting.population, self.setting.dtype)
 
     def advance(self, inputs: Inputs, carry: Carry, rounds: Any) -> tuple[Carry, Totals, jax.Array, jax.Array]:
         """Up to `rounds` rounds; ends early after the first one that leaves something that is not finite.
@@ -154,6 +155,7 @@ class CompiledCohort(Cohort):
         self._full = full  # whether every slot is known to be filled: then nothing need be masked
         self.problem = trace.program.setting.problem
         self.members = members
+        self.all_weights = trace.inputs.weights
         self.weights = trace.inputs.weights[members.index]
         self.round_key = trace.key
 
@@ -199,21 +201,23 @@ class CompiledCohort(Cohort):
         trace, members = self._trace, self.members
         setting, inputs = trace.program.setting, trace.inputs
         key = exchange_key(trace.key, self._tick())
-        touched = False
+        touched, reply = False, None
 
-        def one(records: Record, index: Any, weight: Any, probability: Any) -> tuple:
-            """What the client of one slot answers: its reply, its new record, its oracle calls."""
-            nonlocal touched
-            call = Call(index, weight, probability, trace.round, trace.key, key)
+        def one(records: Record, index: Any, weight: Any, probability: Any, times: Any) -> tuple:
+            """What the client of one slot answers: what its reply adds, its new record, its oracle calls."""
+            nonlocal touched, reply
+            call = Call(index, weight, probability, times, trace.round, trace.key, key)
             # Read before anything is written: otherwise the whole store is copied for every client.
             record = jax.lax.optimization_barrier(row(records, index))
             own = shard(inputs.levels, index)
             result, touched = answer(setting, inputs.method, phase, update, own, call, record, message)
-            return result.reply, result.record, result.oracles
+            reply = result.reply
+            return summands(reply), result.record, result.oracles
 
-        slots = (members.index, self.weights, members.expected)
-        reply, _, _ = jax.eval_shape(one, trace.records, *(leaf[0] for leaf in slots))
-        share = jax.eval_shape(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) * factors[0], reply))
+        times = jnp.maximum(members.count, 1).astype(members.expected.dtype)
+        slots = (members.index, self.weights, members.expected, times)
+        terms, _, _ = jax.eval_shape(one, trace.records, *(leaf[0] for leaf in slots))
+        share = jax.eval_shape(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) * factors[0], terms))
         sums = _Sums(
             total=_zeros(share),
             oracles=jnp.zeros(len(ORACLES), jnp.int32),

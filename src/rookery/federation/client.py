@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.data.federated import Batch, Shard
+from rookery.data.federated import Batch, Part, Shard
 from rookery.errors import InputError
 from rookery.federation.keys import client_key, steps_key
 from rookery.federation.ledger import ORACLES
 from rookery.federation.method import find_phase
-from rookery.federation.steps import Steps, draw_steps
+from rookery.federation.rates import Rates
+from rookery.federation.steps import Epochs, Work, draw_steps
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences, Vector
 
-_LOOP = 2**31 - 1  # the keys of a loop's steps and those of a phase's own samples never meet
+# The keys of a loop's steps, of its epochs' orders and of a phase's own samples never meet.
+_LOOP, _ORDER = 2**31 - 1, 2**31 - 2
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Call(NamedTuple):
     index: Any
     weight: Any  # p_i
     probability: Any  # pi_i, the expected number of times it is drawn in a round
+    times: Any  # how often it was drawn for this cohort
     round: Any
     round_key: Any
     exchange_key: Any
@@ -66,7 +70,7 @@ class Answer(NamedTuple):
 class Sample:
     """One draw of minibatches: "the same sample" is the same object. Positions among the client's own examples."""
 
-    def __init__(self, index: Mapping[str, jax.Array | None]):
+    def __init__(self, index: Mapping[str, jax.Array | Part | None]):
         self.index = dict(index)
 
 
@@ -87,6 +91,7 @@ class Client:
         self._call = call
         self._local = record.local
         self._calls = _Calls()
+        self._order: _Order | None = None  # inside an epoch
         self.moved_local = False  # whether `leave` has been called on a problem with local sequences
         self.state = record.state
         self.key = client_key(call.exchange_key, call.index)
@@ -109,6 +114,11 @@ class Client:
         return self._call.probability
 
     @property
+    def once(self) -> Any:
+        """What makes `cohort.mean` count it once with weight p_i: pi_i over the times it was drawn."""
+        return self._call.probability / self._call.times
+
+    @property
     def size(self) -> jax.Array:
         """Its number of examples."""
         return self._shard.size
@@ -122,6 +132,10 @@ class Client:
     def dtype(self) -> Any:
         """The run's floating-point type."""
         return self._setting.dtype
+
+    def at(self, rates: Rates) -> Rates:
+        """Step sizes or other numbers as they are for this client in this round."""
+        return rates.at(self._call.round, self._call.index)
 
     # Sequences.
 
@@ -154,8 +168,9 @@ class Client:
 
     def sample(self, key: jax.Array, size: int | None = None, only: str | None = None) -> Sample:
         """A fresh draw of the minibatches that a direction needs, uniform with replacement; all examples of the
-        client where the run has no batch size. `size` overrides the run's; `only` draws for one level alone."""
-        index: dict[str, jax.Array | None] = {}
+        client where the run has no batch size. `size` overrides the run's; `only` draws for one level alone.
+        In a loop over epochs it is the step's own minibatch, whatever the key."""
+        index: dict[str, jax.Array | Part | None] = {}
         batch = dict(self._setting.batch)
         for number, (name, level) in enumerate(self._problem.draws.items()):
             if only not in (None, level):
@@ -165,6 +180,9 @@ class Client:
             if count is None:
                 self._calls.count(f"all {level}", 1)
                 index[name] = None
+            elif self._order is not None and size is None:
+                self._calls.count(f"epoch {name}", 1)
+                index[name] = self._order.part(name)
             else:
                 self._calls.count("samples", count)
                 fresh = jax.random.fold_in(key, number)
@@ -204,21 +222,27 @@ class Client:
 
     # Work.
 
-    def steps(self, steps: Steps) -> jax.Array:
+    def steps(self, work: Work) -> jax.Array:
         """tau_i, this client's number of local steps in this round."""
-        return draw_steps(steps, self.index, steps_key(self._call.round_key, self.index))
+        drawn = draw_steps(work, self.index, steps_key(self._call.round_key, self.index))
+        return drawn * self._epoch_length() if isinstance(work, Epochs) else drawn
 
-    def loop(self, steps: Any, step: Callable[[Any, Any, jax.Array], Any], carry: Any) -> Any:
-        """`carry = step(carry, k, key)` for k = 0 .. steps - 1, with a fresh key in each."""
-        fresh = jax.random.fold_in(self.key, _LOOP)
-
+    def loop(
+        self, work: Any, step: Callable[[Any, Any, jax.Array], Any], carry: Any, key: jax.Array | None = None
+    ) -> Any:
+        """`carry = step(carry, k, key)` for k = 0 .. steps - 1, with a fresh key in each. `work` is a number of steps,
+        a schedule of them, or epochs. A phase with more than one loop gives the others a `key` of their own."""
+        key = self.key if key is None else key
+        fresh = jax.random.fold_in(key, _LOOP)
+        steps = self.steps(work)
         outside, self._calls = self._calls, _Calls()
 
         def body(k: Any, carry: Any) -> Any:
             self._calls = _Calls()
             return step(carry, k, jax.random.fold_in(fresh, k))
 
-        after = jax.lax.fori_loop(0, steps, body, carry)
+        through = partial(self._through_epochs, key) if isinstance(work, Epochs) else jax.lax.fori_loop
+        after = through(0, steps, body, carry)
         if self._calls.traced is None:  # every step costs the same, and nothing need be carried to know it
             total = self._total() * jnp.maximum(jnp.asarray(steps, jnp.int32), 0)
         else:  # a loop inside the loop: its cost is carried along
@@ -226,10 +250,58 @@ class Client:
             def counting(k: Any, inner: tuple) -> tuple:
                 return body(k, inner[0]), inner[1] + self._total()
 
-            after, total = jax.lax.fori_loop(0, steps, counting, (carry, jnp.zeros(len(ORACLES), jnp.int32)))
+            after, total = through(0, steps, counting, (carry, jnp.zeros(len(ORACLES), jnp.int32)))
+        if isinstance(work, Epochs):
+            total = total.at[0].add(self._epoch_samples() * (steps // self._epoch_length()))
         self._calls = outside
         self._calls.add(total)
         return after
+
+    def _epoch_length(self) -> jax.Array:
+        """The number of minibatches of an epoch: of the set of examples that has the most."""
+        return jnp.max(jnp.stack([number for _, _, number in self._minibatches().values()]))
+
+    def _minibatches(self) -> dict[str, tuple[jax.Array, int | None, jax.Array]]:
+        """Of every draw: this client's examples, the size of a minibatch, and how many there are."""
+        batch, found = dict(self._setting.batch), {}
+        for name, level in self._problem.draws.items():
+            own, size = jnp.asarray(self._shard.level(level).size, jnp.int32), batch[level]
+            found[name] = (own, size, jnp.ones((), jnp.int32) if size is None else (own + size - 1) // size)
+        return found
+
+    def _through_epochs(
+        self, key: jax.Array, _: int, steps: jax.Array, body: Callable[[Any, Any], Any], carry: Any
+    ) -> Any:
+        """Runs a loop's body epoch by epoch, each in its own order."""
+        length, minibatches = self._epoch_length(), self._minibatches()
+        fresh, capacity = jax.random.fold_in(key, _ORDER), dict(self._setting.capacity)
+
+        def epoch(e: Any, carry: Any) -> Any:
+            key = jax.random.fold_in(fresh, e)
+            orders = {}
+            for number, (name, (own, size, count)) in enumerate(minibatches.items()):
+                if size is not None:
+                    largest = capacity[self._problem.draws[name]]
+                    orders[name] = (_shuffled(jax.random.fold_in(key, number), own, largest), own, size, count)
+
+            def step(j: Any, carry: Any) -> Any:
+                self._order = _Order(orders, j)
+                return body(e * length + j, carry)
+
+            return jax.lax.fori_loop(0, length, step, carry)
+
+        after = jax.lax.fori_loop(0, steps // length, epoch, carry)
+        self._order = None
+        return after
+
+    def _epoch_samples(self) -> jax.Array:
+        """The examples that an epoch's steps draw, shorter sets as often as they are gone through."""
+        length, total = self._epoch_length(), jnp.zeros((), jnp.int32)
+        for name, (own, size, count) in self._minibatches().items():
+            if size is not None:
+                whole, rest = length // count, length % count
+                total += self._calls.static.get(f"epoch {name}", 0) * (whole * own + rest * size)
+        return total
 
     def choose(self, flag: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """`then()` or `otherwise()`, whichever the traced flag says: only that one is run and counted."""
@@ -279,6 +351,27 @@ class _Calls:
 
     def add(self, total: jax.Array) -> None:
         self.traced = total if self.traced is None else self.traced + total
+
+
+class _Order(NamedTuple):
+    """Where a client is in an epoch: the order of each draw's examples with their number and minibatches, and j."""
+
+    orders: dict[str, tuple[jax.Array, jax.Array, int, jax.Array]]
+    step: Any
+
+    def part(self, name: str) -> Part:
+        """The minibatch of this step."""
+        order, own, size, count = self.orders[name]
+        first = (self.step % count) * size
+        place = jnp.minimum(first + jnp.arange(size, dtype=jnp.int32), own - 1)
+        return Part(order[place], jnp.minimum(own - first, size))
+
+
+def _shuffled(key: jax.Array, own: jax.Array, capacity: int) -> jax.Array:
+    """The positions 0 .. own - 1 in a random order, then the others."""
+    bits = jax.random.bits(key, (capacity,), jnp.uint32)
+    last = jnp.uint32(2**32 - 1)
+    return jnp.argsort(jnp.where(jnp.arange(capacity) < own, bits, last), stable=True).astype(jnp.int32)
 
 
 def answer(

@@ -30,6 +30,7 @@ class Cohort(ABC):
     problem: Problem
     members: Members
     weights: jax.Array  # p_i of the members
+    all_weights: jax.Array  # p_i of everybody
     round_key: jax.Array
 
     def sum(self, phase: str, *message: Any) -> Any:
@@ -68,6 +69,11 @@ class Cohort(ABC):
         return jnp.where(total > 0, total, 1)
 
     @property
+    def share(self) -> jax.Array:
+        """sum_C p_i, every client once."""
+        return jnp.sum(jnp.where(self.members.count > 0, self.weights, 0))
+
+    @property
     @abstractmethod
     def population(self) -> int:
         """The number of clients in all."""
@@ -76,6 +82,10 @@ class Cohort(ABC):
     def key(self) -> jax.Array:
         """For the server program's own draws in this round."""
         return server_key(self.round_key)
+
+    def expectation(self, values: Any) -> jax.Array:
+        """sum_i p_i values_i over all clients, which the server knows without asking."""
+        return jnp.dot(self.all_weights, jnp.asarray(values))
 
     def project(self, z: Sequences) -> Sequences:
         """z with its shared sequences projected onto the problem's sets."""

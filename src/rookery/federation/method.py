@@ -7,6 +7,8 @@ It has
     init(problem, z)            the server's state before the first round, from the initial shared sequences
     client(problem, z)          the state of one client, () when it keeps none; z holds its local sequences too
     start(state, cohort)        optional: once before the first round
+    check(problem, population)  optional: refuses what does not fit the problem, on the host
+    advise(plan)                optional: sentences to warn with, on the host
     round(state, cohort)        one round; reaches clients only through the cohort
     <phase>(client, *message)   a client phase, found by its name: runs where the data is
 
@@ -22,10 +24,11 @@ from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rookery.errors import InputError
-from rookery.federation.rates import Rates
-from rookery.federation.steps import Steps, check_steps
+from rookery.federation.rates import PerClient, Rates
+from rookery.federation.steps import Epochs, FixedSteps, Steps, Work, check_steps, largest_steps
 from rookery.problems.base import Problem
 from rookery.structs import static, struct
 from rookery.vectors import Sequences
@@ -49,14 +52,20 @@ def _nothing_to_check(self: Any, problem: Problem, population: int) -> None:
     return None
 
 
+def _no_advice(self: Any, plan: Plan) -> list[str]:
+    return []
+
+
 _DEFAULTS = {
     "init": _plain_state,
     "client": _no_client_state,
     "start": _no_start,
     "check": _nothing_to_check,
+    "advise": _no_advice,
     "scopes": ("shared", "local"),  # which sequences it can have
     "kinds": None,  # the kinds of problem it solves; None: every kind
     "uses": None,  # the sequences that need step sizes; None: all
+    "participation": "any",  # or "all": every client in every round
 }
 
 
@@ -84,6 +93,21 @@ class State:
 
 
 StateT = TypeVar("StateT", bound=State)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is known of a run before it begins, for `advise`."""
+
+    population: int
+    probabilities: np.ndarray  # pi_i in the first round
+    epoch: np.ndarray  # the minibatches of an epoch of each client
+
+    def largest_steps(self, work: Any, client: int) -> int:
+        """The most local steps that a client can take in a round."""
+        if isinstance(work, Epochs):
+            return int((work.low if work.high is None else work.high) * self.epoch[client])
+        return int(work.steps[client]) if isinstance(work, FixedSteps) else largest_steps(work)
 
 
 def first_round() -> jax.Array:
@@ -125,22 +149,35 @@ def bind(program: T, problem: Problem, population: int) -> T:
             f"{type(program).__name__}: it needs every sequence shared, and {', '.join(local)} of this "
             f"{problem.kind} problem stay local; SimFBO and FedBiO keep local sequences on their clients"
         )
-    changes = {}
-    for field in dataclasses.fields(owner):
-        value = getattr(owner, field.name)
-        declared = str(field.type)  # a string or a type, as the method's module has it
-        if re.search(r"\bRates\b", declared):
-            changes[field.name] = _rates(field.name, value, declared, owner.uses or problem.names)
-        elif re.search(r"Steps\b", declared):
-            check_steps(field.name, value, population)
-        elif declared.startswith("float") and value is not None:
-            Rates(value).check(field.name, ())
-    bound: Any = dataclasses.replace(owner, **changes)
+    bound: Any = _bound(owner, owner.uses or problem.names, problem.shared, population)
     bound.check(problem, population)
     return bound
 
 
-def _rates(argument: str, value: Any, declared: str, names: tuple[str, ...]) -> Any:
+def _bound(owner: Any, names: tuple[str, ...], shared: tuple[str, ...], population: int, prefix: str = "") -> Any:
+    """A method or a component with its fields checked and its numbers made rates, by the types they declare."""
+    changes = {}
+    for field in dataclasses.fields(owner):
+        value, argument = getattr(owner, field.name), prefix + field.name
+        declared = str(field.type)  # a string or a type, as the module has it
+        if re.search(r"\bRates\b", declared):
+            changes[field.name] = _rates(argument, value, declared, names, population)
+        elif re.search(r"\bAmount\b", declared):
+            if isinstance(value, PerClient) or not dataclasses.is_dataclass(value):
+                changes[field.name] = value if isinstance(value, Rates) else Rates(value)
+                changes[field.name].check(argument, (), population)
+        elif re.search(r"\bWork\b", declared):
+            check_steps(argument, value, population, epochs=True)
+        elif re.search(r"Steps\b", declared):
+            check_steps(argument, value, population)
+        elif declared.startswith("float") and value is not None:
+            Rates(value).check(argument, ())
+        elif getattr(value, "component", False):
+            changes[field.name] = _bound(value, shared, shared, population, f"{argument}.")
+    return dataclasses.replace(owner, **changes)
+
+
+def _rates(argument: str, value: Any, declared: str, names: tuple[str, ...], population: int) -> Any:
     if value is None and "None" in declared:
         return None
     if not isinstance(value, Rates):
@@ -150,14 +187,16 @@ def _rates(argument: str, value: Any, declared: str, names: tuple[str, ...]) -> 
                 f"use rk.Rates({value!r}) for one rate in all of them"
             )
         value = Rates(value)
-    value.check(argument, names)
+    value.check(argument, names, population)
     return value
 
 
 __all__ = [
+    "Plan",
     "Rates",
     "State",
     "Steps",
+    "Work",
     "bind",
     "find_phase",
     "first_round",

@@ -7,13 +7,43 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey, register_pytree_with_keys_class
 
 from rookery.errors import InputError, nearest
+from rookery.structs import struct
 from rookery.vectors import Scalar, Sequences
 
 _DEFAULT = "default"
+
+Amount = Any  # in a method's fields: one number for all sequences, a schedule of the round, or PerClient
+
+
+@struct
+class PerClient:
+    """A number of each client's own, in the place of one for all: a table with one entry per client.
+
+    >>> Rates(PerClient([0.1, 0.2])).at(0, 1)["x"].item()
+    0.20000000298023224
+    """
+
+    table: Any
+
+    def __post_init__(self):
+        if isinstance(self.table, (list, tuple)):
+            object.__setattr__(self, "table", np.asarray(self.table))
+
+    def at(self, client: Any) -> jax.Array:
+        return jnp.asarray(self.table)[client]
+
+    def check(self, argument: str, population: int) -> None:
+        table = np.asarray(self.table)
+        if table.shape != (population,) or table.dtype.kind not in "fiu" or not np.isfinite(table).all():
+            raise InputError(
+                f"{argument}: PerClient of shape {table.shape} was given; {population} finite numbers are needed, one "
+                "for each client"
+            )
 
 
 @register_pytree_with_keys_class
@@ -45,9 +75,22 @@ class Rates:
         """The rates by sequence; `default` is the one for all other sequences."""
         return dict(self._entries)
 
-    def at(self, time: Scalar) -> Rates:
-        """The numbers at a round or iteration: schedules are called with it."""
-        return self.map(lambda rate: rate(time) if callable(rate) else rate)
+    def at(self, time: Scalar, client: Any = None) -> Rates:
+        """The numbers at a round or iteration, for a client: schedules are called with it."""
+
+        def now(rate: Any) -> Any:
+            if isinstance(rate, PerClient):
+                if client is None:
+                    raise InputError(f"{rate}: a number of each client's own was given where the server needs one")
+                return rate.at(client)
+            return rate(time) if callable(rate) else rate
+
+        return self.map(now)
+
+    @property
+    def one(self) -> Any:
+        """The number for all sequences."""
+        return self._entries[_DEFAULT]
 
     def map(self, function: Callable[[Any], Any]) -> Rates:
         """Every entry sent through a function."""
@@ -64,7 +107,7 @@ class Rates:
     def __rsub__(self, number: Scalar) -> Rates:
         return self.map(lambda rate: number - rate)
 
-    def check(self, argument: str, names: Iterable[str]) -> None:
+    def check(self, argument: str, names: Iterable[str], population: int | None = None) -> None:
         """Refuses names that the problem does not have, sequences without a rate, and rates that are no numbers."""
         names = tuple(names)
         for name, rate in self._entries.items():
@@ -73,7 +116,9 @@ class Rates:
                     f"{argument}: there is no sequence {name!r}{nearest(name, names)}; "
                     f"this problem has {', '.join(names)}"
                 )
-            if not callable(rate) and not _is_finite_number(rate):
+            if isinstance(rate, PerClient) and population is not None:
+                rate.check(f"{argument}.{name}", population)
+            elif not callable(rate) and not _is_finite_number(rate):
                 raise InputError(f"{argument}.{name}: {rate!r} was given; a finite number or a schedule is needed")
         missing = [name for name in names if name not in self._entries]
         if _DEFAULT not in self._entries and missing:

@@ -7,6 +7,7 @@ Slots that are filled come first, in the order of client indices.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -79,6 +80,10 @@ class Sampling(ABC):
     def inclusion(self, population: int) -> jax.Array:
         """The probability that each client takes part."""
         return self.expected(population)
+
+    def at(self, round: Any) -> Sampling:
+        """The scheme of a round; the same in all rounds, unless it says otherwise."""
+        return self
 
     def members(self, key: jax.Array, population: int, dtype: Any) -> Members:
         """The cohort of one round."""
@@ -160,14 +165,32 @@ class WithReplacement(Sampling):
 
 
 @struct
+class _Schedule:
+    """A function of the round, part of the program."""
+
+    function: Callable[[Any], Any] = static()
+
+
+@struct
 class Bernoulli(Sampling):
-    """Each client by itself with probability `p` (one number, or one per client); an empty cohort is a round
-    without an exchange, in which nothing moves."""
+    """Each client by itself with probability `p`; an empty cohort is a round without an exchange, in which nothing
+    moves.
+
+    Args:
+      p: one number, one per client, or a function of the round that gives either.
+    """
 
     p: Any
 
     may_be_empty = True
     always_full = False
+
+    def __post_init__(self):
+        if callable(self.p):
+            object.__setattr__(self, "p", _Schedule(self.p))
+
+    def at(self, round: Any) -> Bernoulli:
+        return Bernoulli(self.p.function(round)) if isinstance(self.p, _Schedule) else self
 
     def slots(self, population: int) -> int:
         return population
@@ -180,7 +203,7 @@ class Bernoulli(Sampling):
         return jnp.arange(population, dtype=jnp.int32), (coins < self.expected(population)).astype(jnp.int32)
 
     def check(self, population: int) -> None:
-        p = np.asarray(self.p, np.float64)
+        p = np.asarray(self.at(0).p, np.float64)
         if p.shape not in ((), (population,)):
             raise InputError(f"sampling: p has shape {p.shape}; one number, or one for each of {population} clients")
         if not ((p > 0) & (p <= 1)).all():

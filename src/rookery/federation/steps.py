@@ -1,4 +1,4 @@
-"""How many local steps a client takes: fixed, per client, or random. Imports errors and structs."""
+"""How much a client works in a round: steps, fixed, per client or random, or epochs. Imports errors and structs."""
 
 from __future__ import annotations
 
@@ -57,12 +57,39 @@ class RandomSteps:
             )
 
 
+@struct
+class Epochs:
+    """Every client goes through its examples `low` times, or `low` to `high` times, drawn anew in every round.
+
+    An epoch visits each example once, in a fresh order, in minibatches; the last one may be smaller, and its mean is
+    over its own examples. So clients of different sizes take different numbers of steps. Where a problem has a lower
+    and an upper set of examples, an epoch is one pass through the set with more minibatches, and the other is gone
+    through as often as that takes.
+    """
+
+    low: Any
+    high: Any = None
+
+    def draw(self, index: jax.Array, key: jax.Array) -> jax.Array:
+        """The number of epochs."""
+        low = jnp.asarray(self.low, jnp.int32)
+        return low if self.high is None else RandomSteps(self.low, self.high).draw(index, key)
+
+    def check(self, argument: str, population: int) -> None:
+        high = self.low if self.high is None else self.high
+        if not (is_whole(self.low) and is_whole(high) and 1 <= self.low <= high):
+            given = f"Epochs({self.low})" if self.high is None else f"Epochs({self.low}, {self.high})"
+            raise InputError(f"{argument}: {given} was given; whole numbers with 1 <= low <= high are needed")
+
+
 Steps = int | FixedSteps | RandomSteps
+Work = Steps | Epochs
 
 
-def draw_steps(steps: Steps, index: jax.Array, key: jax.Array) -> jax.Array:
-    """A client's number of local steps in a round; a plain number stays unbatched, so that vmap needs no masks."""
-    if isinstance(steps, (FixedSteps, RandomSteps)):
+def draw_steps(steps: Work, index: jax.Array, key: jax.Array) -> jax.Array:
+    """A client's number of local steps or epochs in a round; a plain number stays unbatched, so that vmap needs no
+    masks."""
+    if isinstance(steps, (FixedSteps, RandomSteps, Epochs)):
         return steps.draw(index, key)
     return jnp.asarray(steps, jnp.int32)
 
@@ -72,14 +99,14 @@ def largest_steps(steps: Steps) -> int:
     return steps.largest() if isinstance(steps, (FixedSteps, RandomSteps)) else int(steps)
 
 
-def check_steps(argument: str, steps: Steps, population: int) -> None:
-    """Refuses what is not a number of steps or a schedule of them."""
-    if isinstance(steps, (FixedSteps, RandomSteps)):
+def check_steps(argument: str, steps: Any, population: int, epochs: bool = False) -> None:
+    """Refuses what is not a number of steps or a schedule of them; or of epochs, where these are allowed."""
+    allowed = (FixedSteps, RandomSteps, Epochs) if epochs else (FixedSteps, RandomSteps)
+    if isinstance(steps, allowed):
         steps.check(argument, population)
     elif not is_whole(steps) or steps < 1:
-        raise InputError(
-            f"{argument}: {steps!r} was given; a whole number of at least 1, rk.FixedSteps or rk.RandomSteps is needed"
-        )
+        others = "rk.FixedSteps, rk.RandomSteps or rk.Epochs" if epochs else "rk.FixedSteps or rk.RandomSteps"
+        raise InputError(f"{argument}: {steps!r} was given; a whole number of at least 1, {others} is needed")
 
 
 def check_count(argument: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Messages as bytes: a json header and safetensors, no pickle. Imports vectors and errors.
+"""Messages as bytes: a json header and safetensors, no pickle. Imports replies, vectors and errors.
 
 Both ends know the run's configuration, so they know the structure of every sequence; a structure of the user's own
 (a Flax or Equinox module, say) travels as the number of that sequence's template.
@@ -15,6 +15,7 @@ import numpy as np
 from safetensors import numpy as safetensors
 
 from rookery.errors import InputError
+from rookery.federation.replies import Scaled
 from rookery.vectors import Sequences, Vector
 
 _LENGTH = 8
@@ -53,6 +54,8 @@ class Wire:
         inside = lambda child: self._describe(child, arrays, names)
         if node is None:
             return None
+        if isinstance(node, Scaled):
+            return {"scaled": [inside(node.value), inside(node.by)]}
         if isinstance(node, Sequences):
             return {"sequences": {name: inside(node[name]) for name in node.names}}
         if isinstance(node, Vector) and names is not None:
@@ -86,6 +89,9 @@ class Wire:
             return Sequences({name: inside(child) for name, child in content.items()})
         if kind == "vector":
             return Vector(inside(content))
+        if kind == "scaled":
+            value, by = content
+            return Scaled(inside(value), inside(by))
         if kind == "keep":
             number, tree = content
             return kept.setdefault(number, Vector(inside(tree)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,8 +16,8 @@ from rookery.engines.base import Inputs, Setup, initial_carry
 from rookery.errors import InputError, unknown
 from rookery.federation.client import Setting, project
 from rookery.federation.keys import run_key, start_key
-from rookery.federation.method import bind
-from rookery.federation.sampling import Sampling
+from rookery.federation.method import Plan, bind
+from rookery.federation.sampling import All, Sampling
 from rookery.federation.steps import is_whole
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences, Tree, Values
@@ -52,6 +53,10 @@ def prepare(
     levels = _levels(problem, clients)
     method = bind(method, problem, clients.population)
     sampling.check(clients.population)
+    if method.participation == "all" and not isinstance(sampling, All):
+        raise InputError(
+            f"sampling: {sampling} was given; {type(method).__name__} needs all clients in every round: rk.All()"
+        )
     setting = Setting(
         problem=problem,
         population=clients.population,
@@ -59,6 +64,8 @@ def prepare(
         capacity=tuple((level, int(np.max(clients.level(level).size))) for level in levels),
         precision=precision,
     )
+    for sentence in method.advise(_plan(clients, sampling, problem, setting)):
+        warnings.warn(f"{type(method).__name__}: {sentence}", UserWarning, stacklevel=3)
     key = run_key(seed)
     example = lambda level: example_shape(clients, level, dtype)
     z, local = _initial(problem, clients, {"x": x, "y": y}, dict(start or {}), key, dtype, example)
@@ -70,6 +77,16 @@ def prepare(
         key=key,
     )
     return Setup(setting, inputs, jax.device_get(initial_carry(setting, inputs.method, z, local)))
+
+
+def _plan(clients: Clients, sampling: Sampling, problem: Problem, setting: Setting) -> Plan:
+    batch = dict(setting.batch)
+    lengths = [
+        np.ones(clients.population) if batch[level] is None else np.ceil(clients.level(level).size / batch[level])
+        for level in problem.draws.values()
+    ]
+    expected = np.asarray(sampling.at(0).expected(clients.population))
+    return Plan(clients.population, expected, np.max(lengths, axis=0))
 
 
 def numbers(tree: Any, dtype: Any) -> Any:

@@ -1,0 +1,112 @@
+"""FedVRA-U: FedVRA for problems whose clients have a block of variables of their own, with constraints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from rookery.algorithms.drift import wrap_d
+from rookery.algorithms.fedvra import FedVRAState, aggregated, check_gamma, inverse_of_mean, too_large, upload
+from rookery.errors import InputError
+from rookery.federation.client import Client
+from rookery.federation.cohort import Cohort
+from rookery.federation.method import Plan, Rates, Work, first_round, method, static
+from rookery.federation.rates import Amount
+from rookery.problems.base import Problem
+from rookery.problems.sets import ConstraintSet
+from rookery.vectors import Sequences, Vector
+
+
+@method
+class FedVRAU:
+    r"""Alternating minimisation on each client, and FedVRA between them, for min over x and y_i of f_i(x, y_i).
+
+    In every round client i of the cohort C first takes Q_y projected steps on its own block at the server's x,
+
+        y_i <- P_{Y_i}(y_i - eta_y grad_y f_i(x, y_i)),
+
+    then Q_i steps on x_i from x, as FedVRA does, with its new y_i held,
+
+        x_i <- x_i - eta (grad_x f_i(x_i, y_i) - lambda_i + gamma (x_i - x));
+
+    the duals and x follow as in FedVRA, and x is projected onto X.
+
+    Args:
+      lr: eta, the local step size of x.
+      gamma: the penalty: a number, or `rk.PerClient`.
+      a: the dual step size: a number, a schedule, or `rk.PerClient`.
+      d: the aggregation step size: "inverse-probability", "equal-progress", or as a.
+      local_steps: Q_i, steps on x: an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
+      client_lr: eta_y, the step size of y.
+      client_steps: Q_y, steps on y, likewise.
+      client_set: Y_i; None: the problem's own.
+      server_set: X; None: the problem's own.
+      weight_decay: added times x to every gradient of x.
+
+    Exchanges per round: 1. Floats per client: dim x down, dim x + 1 up; y_i stays on its client.
+    Exactness: at a fixed point every y_i is stationary on its set, and x where the mean gradient is.
+    Deviations from the paper: steps on x are counted from 0 and not from Q_y.
+
+    Reference: Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework, Algorithm 3.
+    """
+
+    lr: Rates
+    gamma: Amount = 0.1
+    a: Amount = 1.0
+    d: Amount = "inverse-probability"
+    local_steps: Work = 1
+    client_lr: float = 0.1
+    client_steps: Work = 1
+    client_set: ConstraintSet | None = static(default=None)
+    server_set: ConstraintSet | None = static(default=None)
+    weight_decay: float = 0.0
+
+    kinds = ("joint",)
+    uses = ("x",)
+
+    def __post_init__(self):
+        object.__setattr__(self, "d", wrap_d(self.d))
+
+    def check(self, problem: Problem, population: int) -> None:
+        check_gamma(self.gamma)
+        for name in ("client_set", "server_set"):
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, ConstraintSet):
+                raise InputError(f"{name}: {given!r} was given; a set such as rk.Simplex(), or None, is needed")
+
+    def advise(self, plan: Plan) -> list[str]:
+        return too_large(plan, self.lr, self.gamma, self.a, self.d, self.local_steps)
+
+    def init(self, problem: Problem, z: Sequences) -> FedVRAState:
+        return FedVRAState(z, first_round(), u=z.zeros())
+
+    def client(self, problem: Problem, z: Sequences) -> Sequences:
+        return z.only(problem.shared).zeros()
+
+    def round(self, state: FedVRAState, cohort: Cohort) -> FedVRAState:
+        beta = inverse_of_mean(self.gamma, cohort)
+        (moved, by), work = cohort.update_mean("alternate", state.z)
+        u = state.u - beta * by["dual"]
+        z = cohort.project(state.z + beta * aggregated(self.d, moved, by, work, cohort) - u)
+        if self.server_set is not None:
+            z = z.replace(x=Vector(self.server_set.project(z.x.tree)))
+        return state.next(z=z, u=u)
+
+    def alternate(self, client: Client, z: Sequences) -> tuple[Any, Sequences]:
+        u, gamma, eta = client.state, client.at(self.gamma).one, client.at(self.lr)["x"]
+
+        def own_step(z_i: Sequences, k: Any, key: Any) -> Sequences:
+            y = z_i.y - self.client_lr * client.direction(z_i, client.sample(key)).y
+            if self.client_set is not None:
+                y = Vector(self.client_set.project(y.tree))
+            return client.project_local(z_i.replace(y=y))
+
+        def step(z_i: Sequences, k: Any, key: Any) -> Sequences:
+            g = client.direction(z_i, client.sample(key)).x + self.weight_decay * z_i.x
+            return z_i.replace(x=z_i.x - eta * (g + gamma * (z_i.x - z.x - u.x)))
+
+        z_i = client.loop(self.client_steps, own_step, client.enter(z), jax.random.fold_in(client.key, 1))
+        z_i = client.loop(self.local_steps, step, z_i)
+        moved = client.leave(z_i) - z
+        return upload(self, client, moved), u - client.at(self.a).one * moved

@@ -1,0 +1,72 @@
+"""VRL-SGD: variance-reduced local SGD with all clients."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from rookery.algorithms.local_steps import descend
+from rookery.errors import InputError
+from rookery.federation.client import Client
+from rookery.federation.cohort import Cohort
+from rookery.federation.method import Rates, State, Steps, first_round, method, struct
+from rookery.federation.steps import is_whole
+from rookery.problems.base import Problem
+from rookery.vectors import Sequences
+
+
+@struct
+class VRLClient:
+    """A client's correction, where it ended in the last round, and the number of rounds it has been through."""
+
+    delta: Sequences
+    x: Sequences
+    rounds: jax.Array
+
+
+@method
+class VRLSGD:
+    r"""Every client corrects its gradients by how far its last point was from the average.
+
+    In every round, with x^ the average of the clients' last points x_i (which is what the server sends),
+
+        Delta_i <- Delta_i + (x^ - x_i) / (eta Q)          from the second round on
+        x_i     <- x^;   x_i <- x_i - eta (g_i(x_i) - Delta_i), Q times
+        x^      <- sum_i p_i x_i
+
+    Args:
+      lr: eta, the step size.
+      local_steps: Q, one number, the same for all clients.
+      weight_decay: added times x to every gradient.
+
+    Exchanges per round: 1. Floats per client: dim x down, dim x up. All clients take part in every round.
+    Exactness: exact at any Q: it is SCAFFOLD with all clients, Delta_i = c_i - c.
+
+    Reference: Liang et al., Variance Reduced Local SGD with Lower Communication Complexity, 2019.
+    """
+
+    lr: Rates
+    local_steps: Steps = 1
+    weight_decay: float = 0.0
+
+    kinds = ("single", "joint")
+    participation = "all"
+
+    def check(self, problem: Problem, population: int) -> None:
+        if not is_whole(self.local_steps):
+            raise InputError(f"local_steps: {self.local_steps} was given; VRLSGD needs one number for all clients")
+
+    def client(self, problem: Problem, z: Sequences) -> VRLClient:
+        shared = z.only(problem.shared)
+        return VRLClient(delta=shared.zeros(), x=shared, rounds=first_round())
+
+    def round(self, state: State, cohort: Cohort) -> State:
+        return state.next(z=cohort.project(state.z + cohort.update_mean("steps", state.z)))
+
+    def steps(self, client: Client, z: Sequences) -> tuple[Sequences, VRLClient]:
+        kept, eta = client.state, client.at(self.lr)
+        per_step = eta.map(lambda rate: jnp.where(kept.rounds > 0, 1 / (rate * self.local_steps), 0))
+        delta = kept.delta + per_step * (z - kept.x)
+        corrected = lambda g, x: g + self.weight_decay * x - delta
+        moved = descend(client, z, eta, self.local_steps, correct=corrected).moved
+        return moved, VRLClient(delta=delta, x=z + moved, rounds=kept.rounds + 1)
