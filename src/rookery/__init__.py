@@ -25,7 +25,6 @@ from rookery.algorithms.fedvrau import FedVRAU
 from rookery.algorithms.lfednest import LFedNest
 from rookery.algorithms.presets import MRBO, SOBA, FedAdam, FedAvgM, FedYogi, StocBiO
 from rookery.algorithms.scaffold import Scaffold
-from rookery.algorithms.server import ServerOptimiser
 from rookery.algorithms.shrofbo import ShroFBO
 from rookery.algorithms.simfbo import SimFBO
 from rookery.algorithms.vrlsgd import VRLSGD
@@ -40,6 +39,7 @@ from rookery.federation.method import State, method, static, struct
 from rookery.federation.rates import PerClient, Rates
 from rookery.federation.replies import Scaled
 from rookery.federation.sampling import All, Bernoulli, Uniform, Weighted, WithReplacement
+from rookery.federation.server import ServerOptimiser
 from rookery.federation.steps import Epochs, FixedSteps, RandomSteps
 from rookery.problems import exact
 from rookery.problems.kinds import Bilevel, Compositional, Field, Joint, Minimax, Single

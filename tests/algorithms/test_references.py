@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import references
+import references_family  # noqa: F401  adds its settings
 from references import REFERENCES, SETTINGS, bed_of, label
 from rookery.algorithms.local_steps import descend
 from rookery.algorithms.registry import METHODS

@@ -12,7 +12,6 @@ import rookery as rk
 from properties.table import Case, bed, reweighted
 
 RATES = 0.1
-NOISY = {"sampling": rk.Uniform(2), "batch_size": 2}  # one setting for many checks, so that they share programs
 
 
 def flat(tree: Any) -> np.ndarray:
@@ -56,7 +55,7 @@ def engines_agree(case: Case, name: str, cls: type | None = None) -> None:
     """Compiled = client by client, with sampling, minibatches, random steps and client state; the ledgers too."""
     steps = {case.random_steps: rk.RandomSteps(1, 3)} if case.random_steps else {}
     method = case.make(rk.Rates(0.02), cls, **steps)
-    options = NOISY | {"seed": 5}
+    options = case.noisy | {"seed": 5}
     compiled = run(bed(name), method, **options)
     eager = run(bed(name), method, engine="eager", **options)
     assert difference(compiled, eager) <= 1e-12
@@ -68,8 +67,8 @@ def engines_agree(case: Case, name: str, cls: type | None = None) -> None:
 
 def published_counts(case: Case, name: str, cls: type | None = None) -> None:
     """Exchanges and floats per round, counted by the ledger."""
-    rounds, cohort = 3, NOISY["sampling"].m
-    result = run(bed(name), case.make(rk.Rates(0.02), cls), rounds=rounds, **NOISY)
+    rounds, cohort = 3, case.cohort
+    result = run(bed(name), case.make(rk.Rates(0.02), cls), rounds=rounds, **case.noisy)
     sizes = {name: flat(tree).size for name, tree in result.sequences.items()}
     d = SimpleNamespace(**sizes, z=sum(sizes.values()))
     assert result.ledger.exchanges == rounds * case.exchanges
@@ -106,7 +105,7 @@ def order_does_not_matter(case: Case, name: str, cls: type | None = None) -> Non
 def dtype_kept(case: Case, name: str, cls: type | None = None) -> None:
     """Everything stays in the run's precision."""
     for precision in ("float32", "float64"):
-        result = run(bed(name), case.make(rk.Rates(0.02), cls), rounds=2, precision=precision, **NOISY)
+        result = run(bed(name), case.make(rk.Rates(0.02), cls), rounds=2, precision=precision, **case.noisy)
         leaves = [leaf for leaf in result.state.leaves if leaf.dtype.kind == "f"]
         assert {leaf.dtype for leaf in leaves} == {np.dtype(precision)}
     assert not jax.config.jax_enable_x64
@@ -116,7 +115,7 @@ def seeds_vectorise(case: Case, name: str, cls: type | None = None) -> None:
     """A sweep over seeds and step sizes gives each run's own numbers."""
     exact = bed(name)
     start = jax.tree.map(lambda leaf: leaf + 0.3, exact.start(leaves=2))
-    options = NOISY | {"rounds": 5, "precision": "float64"}
+    options = case.noisy | {"rounds": 5, "precision": "float64"}
     grid = {"lr.default": [0.01, 0.05], "seed": [3, 4]}
     table = rk.sweep(exact.problem, case.make(rk.Rates(0.02), cls), exact.clients, over=grid, **options, **start)
     assert len({tuple(flat(result.x)) for result in table.results}) == 4

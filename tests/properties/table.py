@@ -9,9 +9,48 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import numpy as np
+
 import rookery as rk
 from rookery.algorithms.registry import METHODS
-from rookery.problems.exact import LinearComposition, QuadraticBilevel, QuadraticMinimax
+from rookery.problems.exact import LinearComposition, QuadraticBilevel, QuadraticConsensus, QuadraticMinimax
+
+
+def _joint_loss(x, y, e):
+    """1/2 (x - t)'A(x - t) + 1/2 |y - Bx|^2: at its best y = Bx, and x is the consensus of the first term."""
+    x, y = (jax.numpy.concatenate([jax.numpy.ravel(leaf) for leaf in jax.tree.leaves(tree)]) for tree in (x, y))
+    gap, own = x - e["t"], y - e["B"] @ x
+    return 0.5 * gap @ e["A"] @ gap + 0.5 * own @ own
+
+
+@dataclass(frozen=True, eq=False)
+class JointConsensus:
+    """E1a with a variable of each client's own, which follows x."""
+
+    consensus: QuadraticConsensus
+
+    @property
+    def weights(self) -> Any:
+        return self.consensus.weights
+
+    problem = rk.Joint(_joint_loss)
+
+    @property
+    def clients(self) -> rk.Clients:
+        B = np.random.default_rng(9).normal(size=(len(self.weights), 2, 3)) / 2
+        records = [
+            record | {"B": np.broadcast_to(own, (len(record["t"]), *own.shape))}
+            for record, own in zip(self.consensus.records, B)
+        ]
+        return rk.federate(records, weights=self.weights)
+
+    def start(self, leaves: int = 1) -> dict[str, Any]:
+        return self.consensus.start(leaves) | {"y": np.zeros(2)}
+
+    def solution(self) -> np.ndarray:
+        return self.consensus.solution()
+
 
 # Weighted, ragged, dimensions of x and y that differ; two-leaf pytrees through start(leaves=2).
 _KINDS: dict[str, Callable[[], Any]] = {
@@ -19,6 +58,8 @@ _KINDS: dict[str, Callable[[], Any]] = {
     "E2": lambda: LinearComposition.random(clients=3, dims=(2, 3, 2), weights="random", seed=2),
     "E1-local": lambda: QuadraticBilevel.random(clients=3, dims=(2, 3), weights="random", seed=1, local=True),
     "E3": lambda: QuadraticMinimax.random(clients=3, dims=(2, 3), weights="random", seed=3),
+    "E1a": lambda: QuadraticConsensus.random(clients=3, dims=3, weights="random", seed=4),
+    "E1a-joint": lambda: JointConsensus(bed("E1a")),
 }
 
 
@@ -48,6 +89,17 @@ class Case:
     down: Callable[[SimpleNamespace], int] = lambda d: d.z
     random_steps: str | None = "local_steps"  # the field that takes RandomSteps
     beds: tuple[str, ...] = ("E1", "E2", "E3")
+    sampling: Any = field(default_factory=lambda: rk.Uniform(2))
+
+    @property
+    def noisy(self) -> dict[str, Any]:
+        """One setting for many checks, so that they share programs."""
+        return {"sampling": self.sampling, "batch_size": 2}
+
+    @property
+    def cohort(self) -> int:
+        """How many clients take part in a round of three."""
+        return 3 if isinstance(self.sampling, rk.All) else self.sampling.m
 
     def make(self, lr: Any, cls: type | None = None, **changes: Any) -> Any:
         """The method with these step sizes; `cls` puts another class in its place."""
@@ -59,6 +111,8 @@ STORM: dict[str, Any] = {"exchanges": 2, "up": lambda d: 2 * d.z, "down": lambda
 MSA: dict[str, Any] = STORM | {"down": lambda d: 4 * d.z}  # z goes once
 LOCAL_STORM: dict[str, Any] = STORM | {"up": lambda d: 2 * d.x, "down": lambda d: 3 * d.x, "beds": ("E1-local",)}
 NEST = {"neumann_step": 0.2, "lower_rounds": 2, "lower_steps": 2, "upper_steps": 2}
+SINGLE: dict[str, Any] = {"up": lambda d: d.x, "down": lambda d: d.x, "beds": ("E1a",)}
+VRA = {"gamma": 0.2, "a": 0.5, "local_steps": UNEQUAL}
 TWO_LOOPS: dict[str, Any] = {"order": None, "beds": ("E1",), "random_steps": "upper_steps"}
 
 CASES = [
@@ -73,6 +127,65 @@ CASES = [
     Case("fedavg Q=1", "fedavg"),
     Case("fedavg Q=5", "fedavg", {"local_steps": 5}, order=1),
     Case("fedavg normalised", "fedavg", {"local_steps": 2, "normalised": True}, order=1),
+    Case(
+        "simfbo controlled",
+        "simfbo",
+        {"local_steps": UNEQUAL, "drift": rk.ControlVariates()},
+        up=lambda d: d.z + 1,
+        down=lambda d: 2 * d.z,
+    ),
+    Case(
+        "simfbo dual", "simfbo", {"local_steps": UNEQUAL, "drift": rk.Duals(rk.Rates(0.5), a=0.5)}, up=lambda d: d.z + 1
+    ),
+    Case(
+        "shrofbo controlled",
+        "shrofbo",
+        {"local_steps": UNEQUAL, "drift": rk.ControlVariates()},
+        up=lambda d: d.z + 2,
+        down=lambda d: 2 * d.z,
+    ),
+    Case(
+        "shrofbo dual",
+        "shrofbo",
+        {"local_steps": UNEQUAL, "drift": rk.Duals(rk.Rates(0.5), a=0.5)},
+        up=lambda d: d.z + 2,
+    ),
+    Case(
+        "fedbio controlled",
+        "fedbio",
+        {"local_steps": UNEQUAL, "drift": rk.ControlVariates()},
+        up=lambda d: d.z + 1,
+        down=lambda d: 2 * d.z,
+    ),
+    Case(
+        "fedbio dual", "fedbio", {"local_steps": UNEQUAL, "drift": rk.Duals(rk.Rates(0.5), a=0.5)}, up=lambda d: d.z + 1
+    ),
+    Case("fedprox Q=1", "fedprox", {"mu": 0.3, "local_steps": 1}, **SINGLE),
+    Case("fedprox Q=5", "fedprox", {"mu": 0.3, "local_steps": 5}, order=1, **SINGLE),
+    Case("fednova unequal", "fednova", {"local_steps": UNEQUAL}, order=1, **SINGLE | {"up": lambda d: d.x + 1}),
+    Case(
+        "scaffold unequal",
+        "scaffold",
+        {"local_steps": UNEQUAL},
+        **SINGLE | {"up": lambda d: 2 * d.x, "down": lambda d: 2 * d.x},
+    ),
+    Case("vrlsgd Q=3", "vrlsgd", {"local_steps": 3}, random_steps=None, sampling=rk.All(), **SINGLE),
+    Case("feddyn unequal", "feddyn", {"alpha": 0.5, "local_steps": UNEQUAL}, **SINGLE),
+    Case("fedadmm unequal", "fedadmm", {"gamma": 0.5, "local_steps": UNEQUAL}, **SINGLE),
+    Case(
+        "fedpd unequal",
+        "fedpd",
+        {"eta": 2.0, "local_steps": UNEQUAL},
+        sampling=rk.All(),
+        **SINGLE | {"down": lambda d: d.x + 1},
+    ),
+    Case("fedvra unequal", "fedvra", VRA, **SINGLE | {"up": lambda d: d.x + 1}),
+    Case(
+        "fedvrau unequal",
+        "fedvrau",
+        VRA | {"client_lr": 0.3, "client_steps": 2},
+        **SINGLE | {"up": lambda d: d.x + 1, "beds": ("E1a-joint",)},
+    ),
     Case("fedbioacc I=1", "fedbioacc", {"local_steps": 1}, **STORM),
     Case("fedbioacc I=2", "fedbioacc", {"local_steps": 2}, **STORM),
     Case("fedbioacc I=5", "fedbioacc", {"local_steps": 5}, order=1, **STORM),
@@ -141,10 +254,9 @@ CASES = [
     ),
 ]
 
-# One case for each method: where a property does not depend on the number of steps.
+# One case for each method, the last with many steps: where a property does not depend on their number.
 ONE_EACH = [
-    next(case for case in CASES if case.method == name and (case.order != 0 or case.name == "fedmsa K=4"))
-    for name in METHODS
+    next(case for case in CASES if case.method == name and not case.name.endswith(("=1", "Q=1"))) for name in METHODS
 ]
 
 

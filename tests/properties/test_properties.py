@@ -1,4 +1,4 @@
-"""Every method holds every property, on a bilevel, a compositional and a minimax problem."""
+"""Every method holds every property, on the problems that it solves."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_second_run_compiles_nothing(case, compilations):
     else:
         other = case.options[field] + 1
     exact = bed(case.beds[0])
-    checks.run(exact, case.make(rk.Rates(0.02)), rounds=60, seed=1, **checks.NOISY)
+    checks.run(exact, case.make(rk.Rates(0.02)), rounds=60, seed=1, **case.noisy)
     with compilations.counted():
-        checks.run(exact, case.make(rk.Rates(0.03), **{field: other}), rounds=110, seed=2, **checks.NOISY)
+        checks.run(exact, case.make(rk.Rates(0.03), **{field: other}), rounds=110, seed=2, **case.noisy)
     assert compilations.count == 0

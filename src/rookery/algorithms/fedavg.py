@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rookery.algorithms.local_steps import descend
-from rookery.algorithms.server import Server, ServerState, check_server, server_state, wrap_server
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.method import Rates, Work, method, static
+from rookery.federation.server import Server, ServerState, check_server, server_state, wrap_server
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 

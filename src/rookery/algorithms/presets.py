@@ -10,10 +10,10 @@ from typing import Any
 from rookery.algorithms.fedavg import FedAvg
 from rookery.algorithms.fedbioacc import FedBiOAcc
 from rookery.algorithms.fednest import FedNest
-from rookery.algorithms.server import ServerOptimiser
 from rookery.algorithms.simfbo import SimFBO
 from rookery.errors import InputError
 from rookery.federation.rates import Rates
+from rookery.federation.server import ServerOptimiser
 
 
 def StocBiO(lr: Rates, neumann_step: float = 0.01, neumann_terms: int = 5, lower_steps: Any = 10) -> FedNest:

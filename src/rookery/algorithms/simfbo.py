@@ -6,11 +6,11 @@ from typing import Any
 
 from rookery.algorithms.drift import Drift, check_drift, wrap_drift
 from rookery.algorithms.local_steps import Coefficients, check_coefficients, check_radius, descend, wrap_coefficients
-from rookery.algorithms.server import Server, ServerState, check_server, server_state, wrap_server
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.method import Rates, Work, method
 from rookery.federation.replies import Scaled
+from rookery.federation.server import Server, ServerState, check_server, server_state, wrap_server
 from rookery.problems.base import Problem
 from rookery.problems.sets import ball
 from rookery.vectors import Sequences

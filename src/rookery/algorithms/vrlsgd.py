@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from rookery.algorithms.local_steps import descend
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, State, Steps, first_round, method, struct
+from rookery.federation.method import Rates, State, Steps, method, struct
 from rookery.federation.steps import is_whole
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
@@ -17,11 +16,10 @@ from rookery.vectors import Sequences
 
 @struct
 class VRLClient:
-    """A client's correction, where it ended in the last round, and the number of rounds it has been through."""
+    """A client's correction, and where it ended in the last round."""
 
     delta: Sequences
     x: Sequences
-    rounds: jax.Array
 
 
 @method
@@ -58,15 +56,15 @@ class VRLSGD:
 
     def client(self, problem: Problem, z: Sequences) -> VRLClient:
         shared = z.only(problem.shared)
-        return VRLClient(delta=shared.zeros(), x=shared, rounds=first_round())
+        return VRLClient(delta=shared.zeros(), x=shared)
 
     def round(self, state: State, cohort: Cohort) -> State:
         return state.next(z=cohort.project(state.z + cohort.update_mean("steps", state.z)))
 
     def steps(self, client: Client, z: Sequences) -> tuple[Sequences, VRLClient]:
         kept, eta = client.state, client.at(self.lr)
-        per_step = eta.map(lambda rate: jnp.where(kept.rounds > 0, 1 / (rate * self.local_steps), 0))
+        per_step = eta.map(lambda rate: jnp.where(client.round > 0, 1 / (rate * self.local_steps), 0))
         delta = kept.delta + per_step * (z - kept.x)
         corrected = lambda g, x: g + self.weight_decay * x - delta
         moved = descend(client, z, eta, self.local_steps, correct=corrected).moved
-        return moved, VRLClient(delta=delta, x=z + moved, rounds=kept.rounds + 1)
+        return moved, VRLClient(delta=delta, x=z + moved)
