@@ -62,6 +62,10 @@ class ServerOptimiser:
         self.constructor = constructor
         self.options = options
 
+    def replace(self, **options: Any) -> ServerOptimiser:
+        """The same optimiser with some options set."""
+        return ServerOptimiser(self.constructor, **(self.options | options))
+
     def init(self, z: Sequences) -> Any:
         return self.constructor(**self.options).init(z)
 

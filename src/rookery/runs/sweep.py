@@ -21,6 +21,7 @@ from rookery.federation.ledger import Ledger
 from rookery.federation.method import has_start
 from rookery.federation.rates import Rates
 from rookery.federation.sampling import All, Sampling
+from rookery.federation.server import ServerOptimiser
 from rookery.problems.base import Problem
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result
@@ -126,7 +127,7 @@ def _table(points: list[dict[str, Any]], results: Any) -> Sweep:
 def set_field(target: Any, path: str, value: Any) -> Any:
     """A copy of a method with one field replaced, by its dotted name ("lr.x")."""
     head, _, rest = path.partition(".")
-    if isinstance(target, Rates):
+    if isinstance(target, (Rates, ServerOptimiser)):
         return target.replace(**{path: value})
     names = [field.name for field in dataclasses.fields(target)] if hasattr(target, "__dataclass_fields__") else []
     if head not in names:

@@ -1,0 +1,77 @@
+"""Server optimisers: any optax transformation, its numbers traced, on any sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import optax
+import pytest
+
+import rookery as rk
+from properties.checks import difference, flat, run
+from properties.table import bed
+
+
+def test_adam_on_the_server_is_adam_on_the_mean_direction():
+    """With one local step and all clients, SimFBO's aggregate is the mean direction: optax by hand follows it."""
+    exact = bed("E1a")
+    optimiser = rk.ServerOptimiser(optax.adam, learning_rate=0.05, b1=0.8, b2=0.9)
+    result = run(exact, rk.SimFBO(lr=0.1, server=optimiser), rounds=7)
+    x = flat(exact.start()["x"]) + 0.3
+    m = v = np.zeros_like(x)
+    for t in range(1, 8):
+        g = exact.hypergradient(x)
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g**2
+        x = x - 0.05 * (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.9**t)) + 1e-8)
+    np.testing.assert_allclose(flat(result.x), x, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["E1", "E2", "E3"])
+def test_plain_descent_on_the_server_is_the_plain_step(name):
+    plain = run(bed(name), rk.SimFBO(lr=rk.Rates(0.05), local_steps=2), sampling=rk.Uniform(2), batch_size=2)
+    method = rk.SimFBO(lr=rk.Rates(0.05), local_steps=2, server=rk.ServerOptimiser(optax.sgd, learning_rate=0.05))
+    assert difference(plain, run(bed(name), method, sampling=rk.Uniform(2), batch_size=2)) <= 1e-12
+
+
+def test_numbers_are_traced_and_swept(compilations):
+    exact = bed("E1a")
+    make = lambda lr: rk.FedAvg(lr=0.05, local_steps=2, server=rk.ServerOptimiser(optax.yogi, learning_rate=lr))
+    own = run(exact, make(0.1), rounds=5)
+    with compilations.counted():
+        other = run(exact, make(0.2), rounds=5)
+    assert compilations.count == 0 and difference(own, other) > 1e-3
+    start = {"x": {name: leaf + 0.3 for name, leaf in exact.start(leaves=2)["x"].items()}}
+    table = rk.sweep(
+        exact.problem, make(0.3), exact.clients, over={"server.learning_rate": [0.1, 0.2]}, rounds=5,
+        precision="float64", **start,
+    )  # fmt: skip
+    for result, alone in zip(table.results, (own, other)):
+        assert difference(result, alone) <= 1e-12
+
+
+@pytest.mark.parametrize("preset", [rk.FedAvgM, rk.FedAdam, rk.FedYogi])
+def test_presets_learn(preset):
+    exact = bed("E1a")
+    result = run(exact, preset(lr=0.05, server_lr=0.1, local_steps=1), rounds=800)
+    assert np.abs(flat(result.x) - exact.solution()).max() < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("server", "sentence"),
+    [
+        ("adam", "server: 'adam' was given; rk.ServerOptimiser"),
+        (rk.ServerOptimiser(optax.adam, learning_rat=0.1), "server: .* cannot be built: .*learning_rat"),
+        ({"w": rk.ServerOptimiser(optax.sgd, learning_rate=0.1)}, "server: 'w' is not known"),
+        (rk.ServerOptimiser(dict), "server: .* cannot be built"),
+    ],
+)
+def test_bad_optimisers_are_refused(server, sentence):
+    with pytest.raises(rk.InputError, match=sentence):
+        run(bed("E1a"), rk.FedAvg(lr=0.1, server=server), rounds=1)
+
+
+def test_one_step_size_is_enough():
+    method = rk.SimFBO(lr=0.1, server_lr=rk.Rates(0.1), server=rk.ServerOptimiser(optax.sgd, learning_rate=0.1))
+    with pytest.raises(rk.InputError, match="server_lr: it was given together with server"):
+        run(bed("E1a"), method, rounds=1)
+    with pytest.raises(rk.InputError, match=r"server: 3 was given; a constructor such as optax\.adam"):
+        rk.ServerOptimiser(3)
