@@ -31,7 +31,7 @@ from rookery.algorithms.vrlsgd import VRLSGD
 from rookery.data.federated import Clients, Split, federate
 from rookery.data.partitions import IID, Dirichlet, Shards
 from rookery.engines import Eager, Local
-from rookery.errors import DivergenceWarning, InputError
+from rookery.errors import AdviceWarning, DivergenceWarning, InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.ledger import Ledger
@@ -57,6 +57,7 @@ __all__ = [
     "MRBO",
     "SOBA",
     "VRLSGD",
+    "AdviceWarning",
     "AggITD",
     "All",
     "Ball",

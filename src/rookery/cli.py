@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,13 +15,17 @@ import tyro
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from rookery.algorithms.drift import ControlVariates, Duals
 from rookery.algorithms.estimators import ConjugateGradient, Estimator, Neumann, Tracked
+from rookery.algorithms.presets import from_optax
 from rookery.algorithms.registry import METHODS, Row, find_method
 from rookery.data.partitions import PARTITIONS, parse
 from rookery.errors import DivergenceWarning, InputError, nearest
 from rookery.federation.rates import Rates
 from rookery.federation.sampling import All, Uniform
-from rookery.federation.steps import FixedSteps, RandomSteps, Steps
+from rookery.federation.server import ServerOptimiser
+from rookery.federation.steps import Epochs, FixedSteps, RandomSteps
+from rookery.problems.sets import Ball, Box, Simplex
 from rookery.runs.folder import check_writable, default_folder, write_run
 from rookery.runs.progress import Bar
 from rookery.runs.result import Result
@@ -220,18 +225,30 @@ def method_form(row: Row, rates: Any) -> type[Any]:
             fields.append((field.name, *_rates_form(chosen, float, text)))
         elif kind == "Rates | None":
             fields.append((field.name, *_rates_form(dict.fromkeys(rates), float | None, text)))
-        elif kind == "Steps":
-            text = "Local steps: a number (5), a range drawn per client and round (1..10), one each (1,2,4)."
+        elif kind in ("Steps", "Work"):
+            text = "Local steps: a number (5), a range drawn per client and round (1..10), one each (1,2,4)"
+            text += "; or epochs (2e, 1..5e)." if kind == "Work" else "."
             fields.append((field.name, _described(str, text), dataclasses.field(default=str(default))))
-        elif kind == "Estimator":
-            text = "How the adjoint is found: neumann:TERMS:STEP, cg:ITERATIONS or tracked."
-            fields.append((field.name, _described(str, text), dataclasses.field(default="neumann:10:0.1")))
+        elif kind in _TEXTS:
+            text, default = _TEXTS[kind]
+            fields.append((field.name, _described(str, text), dataclasses.field(default=default)))
+        elif kind == "Amount":
+            fields.append((field.name, _described(str, text), dataclasses.field(default=str(default))))
         elif kind == "Coefficients":  # functions are for Python
             table = tuple[float, ...] | None
             fields.append((field.name, _described(table, text), dataclasses.field(default=default)))
         else:
             fields.append((field.name, _described(plain[kind], text), dataclasses.field(default=default)))
     return dataclasses.make_dataclass(row.method.__name__, fields, frozen=True)
+
+
+# What a shell gives as text: what to say of it, and what it is when nothing is said.
+_TEXTS = {
+    "Estimator": ("How the adjoint is found: neumann:TERMS:STEP, cg:ITERATIONS or tracked.", "neumann:10:0.1"),
+    "Drift": ("Drift control: none, control-variates, duals:GAMMA:A or duals:GAMMA:A:D.", "none"),
+    "Server": ("The server's optimiser: none, sgd:LR:MOMENTUM, adam:LR, yogi:LR or adagrad:LR.", "none"),
+    "ConstraintSet | None": ("The set: none, simplex, box:LOW:HIGH or ball:RADIUS.", "none"),
+}
 
 
 def _described(kind: Any, text: str) -> Any:
@@ -268,10 +285,8 @@ def method_from(row: Row, form: Any) -> Any:
                 missing = next(name for name in rates if name not in given)
                 raise InputError(f"{field.name}: no rate for {missing}; give all of {', '.join(rates)}, or none")
             value = Rates(**given) if given else None
-        elif str(field.type) == "Steps":
-            value = parse_steps(field.name, value)
-        elif str(field.type) == "Estimator":
-            value = parse_estimator(field.name, value)
+        elif str(field.type) in _PARSERS:
+            value = _PARSERS[str(field.type)](field.name, value)
         values[field.name] = value
     method = row.method(**values)
     used = {
@@ -282,30 +297,91 @@ def method_from(row: Row, form: Any) -> Any:
     return dataclasses.replace(method, **used)
 
 
+def _parse_form(name: str, text: str, forms: dict[str, Callable[..., Any]], allowed: str) -> Any:
+    """A word and its numbers, "cg:10", by the form of that word and as many numbers."""
+    word, *numbers = text.split(":")
+    form = forms.get(f"{word}/{len(numbers)}")
+    if form is not None:
+        with contextlib.suppress(ValueError):
+            return form(*map(float, numbers))
+    raise InputError(f"{name}: {text!r} was given; allowed are {allowed}")
+
+
 def parse_estimator(name: str, text: str) -> Estimator:
     """`neumann:10:0.1`, `cg:10` or `tracked`."""
-    kind, *numbers = text.split(":")
+    forms = {
+        "neumann/2": lambda terms, step: Neumann(_whole(terms), step),
+        "cg/1": lambda iterations: ConjugateGradient(_whole(iterations)),
+        "tracked/0": Tracked,
+    }
+    return _parse_form(name, text, forms, "neumann:TERMS:STEP, cg:ITERATIONS and tracked")
+
+
+def _whole(number: float) -> int:
+    if number != int(number):
+        raise ValueError
+    return int(number)
+
+
+def parse_drift(name: str, text: str) -> Any:
+    """`none`, `control-variates`, `duals:1:0.5` or `duals:1:0.5:2`."""
+    forms = {
+        "none/0": lambda: None,
+        "control-variates/0": ControlVariates,
+        "duals/2": lambda gamma, a: Duals(Rates(gamma), a),
+        "duals/3": lambda gamma, a, d: Duals(Rates(gamma), a, d),
+    }
+    return _parse_form(name, text, forms, "none, control-variates, duals:GAMMA:A and duals:GAMMA:A:D")
+
+
+def parse_server(name: str, text: str) -> Any:
+    """`none`, `sgd:1:0.9`, `adam:0.01`, ..."""
+
+    def optimiser(word: str) -> Callable[..., Any]:
+        return lambda *numbers: from_optax(word, **dict(zip(("learning_rate", "momentum"), numbers)))
+
+    forms = {"none/0": lambda: None, "sgd/2": optimiser("sgd")}
+    forms |= {f"{word}/1": optimiser(word) for word in ("sgd", "adam", "yogi", "adagrad")}
+    return _parse_form(name, text, forms, "none, sgd:LR, sgd:LR:MOMENTUM, adam:LR, yogi:LR and adagrad:LR")
+
+
+def parse_set(name: str, text: str) -> Any:
+    """`none`, `simplex`, `box:-1:1` or `ball:2`."""
+    forms = {"none/0": lambda: None, "simplex/0": Simplex, "box/2": Box, "ball/1": Ball}
+    return _parse_form(name, text, forms, "none, simplex, box:LOW:HIGH and ball:RADIUS")
+
+
+def parse_amount(name: str, text: str) -> Any:
+    """A number, or a word that the method knows."""
     try:
-        if kind == "neumann" and len(numbers) == 2:
-            return Neumann(int(numbers[0]), float(numbers[1]))
-        if kind == "cg" and len(numbers) == 1:
-            return ConjugateGradient(int(numbers[0]))
-        if kind == "tracked" and not numbers:
-            return Tracked()
+        return float(text)
     except ValueError:
-        pass
-    raise InputError(f"{name}: {text!r} was given; allowed are neumann:TERMS:STEP, cg:ITERATIONS and tracked")
+        return text
 
 
-def parse_steps(name: str, text: str) -> Steps:
-    """`5`: so many; `1..10`: random per client and round; `1,2,4`: one number per client."""
+def parse_steps(name: str, text: str, epochs: bool = False) -> Any:
+    """`5`: so many; `1..10`: random per client and round; `1,2,4`: one number per client; `2e`, `1..5e`: epochs."""
     if re.fullmatch(r"\d+", text):
         return int(text)
     if match := re.fullmatch(r"(\d+)\.\.(\d+)", text):
         return RandomSteps(int(match[1]), int(match[2]))
     if re.fullmatch(r"\d+(,\d+)+", text):
         return FixedSteps([int(part) for part in text.split(",")])
-    raise InputError(f"{name}: {text!r} was given; allowed are a number (5), a range (1..10) or a list (1,2,4)")
+    if epochs and (match := re.fullmatch(r"(\d+)(?:\.\.(\d+))?e", text)):
+        return Epochs(int(match[1]), None if match[2] is None else int(match[2]))
+    allowed = "a number (5), a range (1..10) or a list (1,2,4)" + (", or epochs (2e, 1..5e)" if epochs else "")
+    raise InputError(f"{name}: {text!r} was given; allowed are {allowed}")
+
+
+_PARSERS: dict[str, Callable[[str, str], Any]] = {
+    "Steps": parse_steps,
+    "Work": lambda name, text: parse_steps(name, text, epochs=True),
+    "Estimator": parse_estimator,
+    "Drift": parse_drift,
+    "Server": parse_server,
+    "ConstraintSet | None": parse_set,
+    "Amount": parse_amount,
+}
 
 
 def launch(
@@ -329,6 +405,9 @@ def launch(
     try:
         with Bar(options.rounds, f"{task_name} {method_name}", console) as bar, warnings.catch_warnings():
             warnings.simplefilter("ignore", DivergenceWarning)  # told in the summary
+            warnings.showwarning = lambda message, *_: console.print(
+                f"warning: {message}", markup=False, soft_wrap=True
+            )
             result = run(
                 assembly.problem,
                 method,
@@ -365,8 +444,11 @@ def plain(value: Any) -> Any:
     """A method's fields as json holds them: rates by sequence, schedules of steps by their fields."""
     if isinstance(value, Rates):
         return value.entries()
+    if isinstance(value, ServerOptimiser):
+        return str(value)
     if dataclasses.is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return fields or type(value).__name__
     return value
 
 

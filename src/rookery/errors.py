@@ -14,6 +14,10 @@ class DivergenceWarning(UserWarning):
     """A run met a non-finite state and stopped; the result keeps the last good one."""
 
 
+class AdviceWarning(UserWarning):
+    """A method's numbers lie outside of what is known to converge."""
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """`" (did you mean 'simfbo'?)"`, or nothing when no allowed word is near."""
     matches = difflib.get_close_matches(given, list(allowed), n=1)

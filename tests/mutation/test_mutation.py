@@ -15,6 +15,7 @@ import jax
 import pytest
 
 import references
+import references_family  # noqa: F401  adds its settings
 import references_nested
 import rookery as rk
 from mutation.mutants import loaded, mutants
@@ -37,6 +38,8 @@ HELPERS = {
     "storm": ("fedbioacc", "fedbioacclocal"),
     "rounds": ("fednest", "lfednest", "aggitd"),
     "estimators": ("fedbiolocal", "fedbioacclocal"),
+    "drift": ("fedbio", "shrofbo", "simfbo"),
+    "fedvra": ("fedvra", "fedvrau"),
 }
 
 # What a shared file promises by itself.
@@ -49,15 +52,6 @@ JUDGES: dict[str, tuple[str, ...]] = {
     **{file_of(name): tuple(other for other in METHODS if file_of(other) == file_of(name)) for name in METHODS},
     **HELPERS,
 }
-
-# Files whose mutants have not all been judged yet, and why: to be taken out of here one by one.
-PENDING: dict[str, str] = {
-    "rounds": "its references and samples are there; the mutants have not been run",
-    "estimators": "its references and samples are there; the mutants have not been run",
-    "aggitd": "its references and samples are there; the mutants have not been run",
-    "fedbioacc_local": "its references and samples are there; the mutants have not been run",
-}
-FILES = {file: judges for file, judges in JUDGES.items() if file not in PENDING}
 
 # File -> mutants that no check can catch, and why.
 _FACTOR = "LFedNest.descend.step.term | fresh = client.sample(jax.random.fold_in(key, t + 1), only='lower') | "
@@ -149,7 +143,7 @@ def judge(file: str, source: str) -> Verdict | None:
     return None
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", JUDGES)
 def test_every_file_has_many_mutants(file):
     found = mutants(source_of(file))
     assert len(found) >= 10
@@ -158,7 +152,7 @@ def test_every_file_has_many_mutants(file):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", JUDGES)
 def test_the_judge_lets_the_file_itself_pass(file):
     """Loaded as mutants are: so what catches a mutant is the mutation."""
     assert judge(file, ast.unparse(ast.parse(source_of(file)))) is None
@@ -166,7 +160,7 @@ def test_the_judge_lets_the_file_itself_pass(file):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", JUDGES)
 def test_every_mutant_is_caught(file, capsys):
     begun = time.perf_counter()
     verdicts = {}

@@ -43,24 +43,25 @@ def SOBA(lr: Rates) -> SimFBO:
 
 def FedAvgM(lr: Any, server_lr: float = 1.0, momentum: float = 0.9, **options: Any) -> FedAvg:
     """FedAvgM (Hsu et al., 2019): FedAvg with momentum on the server. Other options are FedAvg's."""
-    return FedAvg(lr=lr, server=_optax("sgd", learning_rate=server_lr, momentum=momentum), **options)
+    return FedAvg(lr=lr, server=from_optax("sgd", learning_rate=server_lr, momentum=momentum), **options)
 
 
 def FedAdam(
     lr: Any, server_lr: float = 0.01, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-3, **options: Any
 ) -> FedAvg:
     """FedAdam (Reddi et al., 2021): FedAvg with Adam on the server. Other options are FedAvg's."""
-    return FedAvg(lr=lr, server=_optax("adam", learning_rate=server_lr, b1=b1, b2=b2, eps=eps), **options)
+    return FedAvg(lr=lr, server=from_optax("adam", learning_rate=server_lr, b1=b1, b2=b2, eps=eps), **options)
 
 
 def FedYogi(
     lr: Any, server_lr: float = 0.01, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-3, **options: Any
 ) -> FedAvg:
     """FedYogi (Reddi et al., 2021): FedAvg with Yogi on the server. Other options are FedAvg's."""
-    return FedAvg(lr=lr, server=_optax("yogi", learning_rate=server_lr, b1=b1, b2=b2, eps=eps), **options)
+    return FedAvg(lr=lr, server=from_optax("yogi", learning_rate=server_lr, b1=b1, b2=b2, eps=eps), **options)
 
 
-def _optax(name: str, **numbers: float) -> ServerOptimiser:
+def from_optax(name: str, **numbers: float) -> ServerOptimiser:
+    """An optimiser of optax by its name, with its numbers."""
     try:
         import optax
     except ImportError:

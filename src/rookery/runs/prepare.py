@@ -13,7 +13,7 @@ import numpy as np
 
 from rookery.data.federated import BOTH, Clients, Split, cast, example_shape
 from rookery.engines.base import Inputs, Setup, initial_carry
-from rookery.errors import InputError, unknown
+from rookery.errors import AdviceWarning, InputError, unknown
 from rookery.federation.client import Setting, project
 from rookery.federation.keys import run_key, start_key
 from rookery.federation.method import Plan, bind
@@ -65,7 +65,7 @@ def prepare(
         precision=precision,
     )
     for sentence in method.advise(_plan(clients, sampling, problem, setting)):
-        warnings.warn(f"{type(method).__name__}: {sentence}", UserWarning, stacklevel=3)
+        warnings.warn(f"{type(method).__name__}: {sentence}", AdviceWarning, stacklevel=3)
     key = run_key(seed)
     example = lambda level: example_shape(clients, level, dtype)
     z, local = _initial(problem, clients, {"x": x, "y": y}, dict(start or {}), key, dtype, example)

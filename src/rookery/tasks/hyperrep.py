@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from rookery.data.datasets import Dataset, digits
+from rookery.data.datasets import digits
 from rookery.data.partitions import Partition
 from rookery.errors import InputError, unknown
 from rookery.problems.bilevel import Bilevel
 from rookery.tasks.base import Assembly
+from rookery.tasks.metrics import Metric, classification
 from rookery.tasks.models import apply, cross_entropy, dense, squared_norm
 from rookery.vectors import Values
 
@@ -79,28 +77,10 @@ class HyperRep:
             clients=dataset.partition(partition, clients=clients, seed=seed, validation=self.validation),
             x=lambda key: dense(jax.random.fold_in(key, 0), width, self.hidden),
             y=lambda key: dense(jax.random.fold_in(key, 1), self.hidden, dataset.classes),
-            metrics=Accuracy.of(dataset),
+            metrics=Metric(accuracy, images=dataset.test["image"], labels=dataset.test["label"]),
         )
 
 
-class Accuracy:
-    """Test accuracy and test loss of a network; equal for equal examples, so that it is compiled once."""
-
-    def __init__(self, images: Any, labels: Any):
-        self.images, self.labels = images, labels
-        self._print = hashlib.sha256(np.asarray(images).tobytes() + np.asarray(labels).tobytes()).digest()
-
-    @classmethod
-    def of(cls, dataset: Dataset) -> Accuracy:
-        return cls(dataset.test["image"], dataset.test["label"])
-
-    def __call__(self, z: Values) -> dict[str, jax.Array]:
-        scores = jax.vmap(lambda image: logits(z.x, z.y, image))(jnp.asarray(self.images))
-        loss = jax.vmap(cross_entropy)(scores, jnp.asarray(self.labels))
-        return {"accuracy": jnp.mean(jnp.argmax(scores, axis=1) == self.labels), "loss": jnp.mean(loss)}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Accuracy) and other._print == self._print
-
-    def __hash__(self) -> int:
-        return hash(self._print)
+def accuracy(z: Values, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+    """Test accuracy and test loss of the network."""
+    return classification(jax.vmap(lambda image: logits(z.x, z.y, image))(images), labels)

@@ -1,0 +1,98 @@
+"""Clustering: clients find common centres, and each the memberships of its own examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.data.datasets import digits
+from rookery.data.federated import federate
+from rookery.data.partitions import Partition
+from rookery.errors import InputError, unknown
+from rookery.problems.kinds import Joint
+from rookery.problems.sets import Simplex
+from rookery.tasks.base import Assembly
+from rookery.tasks.metrics import Metric
+from rookery.vectors import Values
+
+DATASETS = {"digits": digits}
+
+
+@dataclass(frozen=True)
+class MembershipLoss:
+    """sum_k y_k 1/2 |image - x_k|^2 + softness / 2 |y|^2, with y the example's row of the client's memberships."""
+
+    softness: float
+
+    def __call__(self, x: jax.Array, y: jax.Array, e: Any) -> jax.Array:
+        own = y[e["row"]]
+        distance = 0.5 * jnp.sum((x - e["image"]) ** 2, axis=1)
+        return jnp.dot(own, distance) + 0.5 * self.softness * jnp.dot(own, own)
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """Common cluster centres, with memberships on the simplex that stay on their clients.
+
+    x holds the centres, y_i client i's memberships, a row for each of its examples. Labels are used for nothing but the
+    purity of the clusters: the part of the test examples whose label is the most frequent one of their cluster.
+    """
+
+    data: str = "digits"
+    """Which data: digits."""
+    clusters: int = 20
+    """Number of centres."""
+    softness: float = 1.0
+    """How soft memberships are: the weight of |y|^2 / 2."""
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        return {"x": 1.0, "y": 8.0}
+
+    @property
+    def batch_size(self) -> int | None:
+        return 16
+
+    def assemble(self, partition: Partition, clients: int, seed: int) -> Assembly:
+        if self.data not in DATASETS:
+            raise unknown("task.data", self.data, DATASETS)
+        if self.clusters < 1 or self.softness <= 0:
+            raise InputError(
+                f"task: clusters = {self.clusters}, softness = {self.softness} were given; clusters >= 1 and "
+                "softness > 0 are needed"
+            )
+        dataset = DATASETS[self.data]()
+        parts = partition.assign(dataset.train["label"], clients, seed)
+        records = [{"image": dataset.train["image"][own], "row": np.arange(own.size, dtype=np.int32)} for own in parts]
+        rows, images = max(own.size for own in parts), dataset.train["image"]
+        mean, spread = images.mean(axis=0), images.std(axis=0)
+
+        def centres(key: jax.Array) -> jax.Array:
+            return mean + spread * jax.random.normal(key, (self.clusters, images.shape[1]), jnp.float32)
+
+        return Assembly(
+            problem=Joint(MembershipLoss(self.softness), client_set=Simplex()),
+            clients=federate(records, weights="size"),
+            x=centres,
+            y=jnp.full((rows, self.clusters), 1.0 / self.clusters),
+            metrics=Metric(
+                purity,
+                images=dataset.test["image"],
+                labels=dataset.test["label"],
+                classes=np.arange(dataset.classes),
+            ),
+            main_metric="purity",
+        )
+
+
+def purity(z: Values, images: jax.Array, labels: jax.Array, classes: jax.Array) -> dict[str, jax.Array]:
+    """The purity of the nearest centres' clusters, and the mean squared distance to the nearest centre."""
+    distance = jnp.sum((images[:, None] - z.x[None]) ** 2, axis=2)
+    member = jax.nn.one_hot(jnp.argmin(distance, axis=1), z.x.shape[0], dtype=z.x.dtype)
+    counts = member.T @ (labels[:, None] == classes).astype(z.x.dtype)
+    return {"purity": jnp.sum(jnp.max(counts, axis=1)) / labels.size, "distance": jnp.mean(jnp.min(distance, axis=1))}

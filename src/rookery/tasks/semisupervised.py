@@ -1,0 +1,131 @@
+"""Semi-supervised learning: most labels are hidden, and each client finds pseudo-labels for its own examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.data.datasets import digits
+from rookery.data.federated import federate
+from rookery.data.partitions import Partition
+from rookery.errors import InputError, unknown
+from rookery.problems.kinds import Joint
+from rookery.problems.sets import Simplex
+from rookery.tasks.base import Assembly
+from rookery.tasks.metrics import Metric, classification
+from rookery.tasks.models import apply, dense
+from rookery.vectors import Values
+
+DATASETS = {"digits": digits}
+
+
+def logits(x: Any, image: jax.Array) -> jax.Array:
+    """A network with one hidden layer."""
+    return apply(x["head"], jax.nn.relu(apply(x["hidden"], image)))
+
+
+@dataclass(frozen=True)
+class PseudoLabelLoss:
+    """Cross-entropy with the label of an example or, where it is hidden, with the client's pseudo-label for it.
+
+    The pseudo-labels pay trust / 2 times |y|^2 (the quadratic entropy, with its sign turned), so that they stay soft:
+    at its best y is the projection of log p / trust onto the simplex.
+    """
+
+    trust: float
+    weight: float
+
+    def __call__(self, x: Any, y: jax.Array, e: Any) -> jax.Array:
+        log_p = jax.nn.log_softmax(logits(x, e["image"]))
+        own = y[e["row"]]
+        soft = -jnp.dot(own, log_p) + 0.5 * self.trust * jnp.dot(own, own)
+        return jnp.where(e["hidden"] > 0, self.weight * soft, -log_p[e["label"]])
+
+
+@dataclass(frozen=True)
+class SemiSupervised:
+    """A network and pseudo-labels on the simplex, from clients most of whose labels are hidden.
+
+    x is the network, y_i client i's pseudo-labels, a row for each of its examples; they never leave it. Which labels
+    are hidden is drawn once, by the seed, and each client keeps at least one.
+    """
+
+    data: str = "digits"
+    """Which data: digits."""
+    hidden: int = 64
+    """Width of the hidden layer."""
+    unlabelled: float = 0.9
+    """Part of each client's labels that is hidden."""
+    trust: float = 1.0
+    """How soft pseudo-labels are: the weight of |y|^2 / 2."""
+    weight: float = 0.3
+    """How much an example with a pseudo-label counts."""
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        return {"x": 0.2, "y": 8.0}
+
+    @property
+    def batch_size(self) -> int | None:
+        return 16
+
+    def assemble(self, partition: Partition, clients: int, seed: int) -> Assembly:
+        if self.data not in DATASETS:
+            raise unknown("task.data", self.data, DATASETS)
+        if self.hidden < 1 or not 0 <= self.unlabelled < 1 or self.trust <= 0 or self.weight < 0:
+            raise InputError(
+                f"task: hidden = {self.hidden}, unlabelled = {self.unlabelled}, trust = {self.trust}, weight = "
+                f"{self.weight} were given; hidden >= 1, 0 <= unlabelled < 1, trust > 0 and weight >= 0 are needed"
+            )
+        dataset = DATASETS[self.data]()
+        parts = partition.assign(dataset.train["label"], clients, seed)
+        records = [
+            {
+                "image": dataset.train["image"][own],
+                "label": dataset.train["label"][own],
+                "hidden": hide(own.size, self.unlabelled, (seed, 2, i)),
+                "row": np.arange(own.size, dtype=np.int32),
+            }
+            for i, own in enumerate(parts)
+        ]
+        rows, width = max(own.size for own in parts), dataset.train["image"].shape[1]
+        place = np.concatenate([i * rows + np.flatnonzero(record["hidden"]) for i, record in enumerate(records)])
+        hidden_labels = np.concatenate([record["label"][record["hidden"] > 0] for record in records])
+        return Assembly(
+            problem=Joint(PseudoLabelLoss(self.trust, self.weight), client_set=Simplex()),
+            clients=federate(records, weights="size"),
+            x=lambda key: {
+                "hidden": dense(jax.random.fold_in(key, 0), width, self.hidden),
+                "head": dense(jax.random.fold_in(key, 1), self.hidden, dataset.classes),
+            },
+            y=jnp.full((rows, dataset.classes), 1.0 / dataset.classes),
+            metrics=Metric(
+                accuracy,
+                images=dataset.test["image"],
+                labels=dataset.test["label"],
+                place=place.astype(np.int32),
+                hidden_labels=hidden_labels,
+            ),
+        )
+
+
+def hide(size: int, part: float, seed: tuple[int, ...]) -> np.ndarray:
+    """1 for the examples whose labels are hidden, at most all but one."""
+    hidden = np.zeros(size, np.int32)
+    count = min(round(part * size), size - 1)
+    hidden[np.random.default_rng(seed).permutation(size)[:count]] = 1
+    return hidden
+
+
+def accuracy(
+    z: Values, images: jax.Array, labels: jax.Array, place: jax.Array, hidden_labels: jax.Array
+) -> dict[str, jax.Array]:
+    """Test accuracy and test loss of the network, and how many pseudo-labels are right."""
+    found = classification(jax.vmap(lambda image: logits(z.x, image))(images), labels)
+    pseudo = jnp.argmax(z.y.reshape(-1, z.y.shape[-1])[place], axis=1)
+    return found | {"pseudo_labels": jnp.mean(pseudo == hidden_labels)}
