@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 import rookery as rk
 from rookery.algorithms.registry import METHODS
-from rookery.cli import main, parse_estimator, parse_options, parse_steps
+from rookery.cli import main, parse_drift, parse_estimator, parse_options, parse_server, parse_set, parse_steps
 from rookery.tasks.registry import TASKS
 
 SMALL = ["--rounds", "6", "--clients", "20", "--cohort", "4", "--task.hidden", "8"]
@@ -67,7 +67,9 @@ def test_the_command_is_the_library(tmp_path):
 def test_every_method_can_be_given_from_the_shell(name):
     options = parse_options("hyperrep", TASKS["hyperrep"], METHODS[name], ["--method.lr.y", "0.5", "--cohort", "7"])
     assert isinstance(options.method, METHODS[name].method)
-    assert options.method.lr["y"] == 0.5 and options.method.lr["x"] == 0.2
+    assert options.method.lr["x"] == 0.2
+    if "y" in (options.method.uses or ("y",)):
+        assert options.method.lr["y"] == 0.5
     assert options.run.cohort == 7
     steps = "local_steps" if hasattr(options.method, "local_steps") else "upper_steps"
     assert getattr(options.method, steps) == 1
@@ -88,6 +90,43 @@ def test_steps_as_text():
     assert parse_steps("local_steps", "1,2,4") == rk.FixedSteps([1, 2, 4])
     with pytest.raises(rk.InputError, match="local_steps: 'many' was given; allowed are a number"):
         parse_steps("local_steps", "many")
+
+
+def test_epochs_as_text():
+    assert parse_steps("local_steps", "2e", epochs=True) == rk.Epochs(2)
+    assert parse_steps("local_steps", "1..5e", epochs=True) == rk.Epochs(1, 5)
+    with pytest.raises(rk.InputError, match="local_steps: '2e' was given"):
+        parse_steps("local_steps", "2e")
+
+
+def test_components_as_text():
+    assert parse_drift("drift", "none") is None and parse_drift("drift", "control-variates") == rk.ControlVariates()
+    duals = parse_drift("drift", "duals:0.5:2")
+    assert (duals.gamma["x"], duals.a, duals.d) == (0.5, 2.0, rk.Duals().d)
+    assert parse_drift("drift", "duals:0.5:2:3").d == 3.0
+    assert str(parse_server("server", "sgd:0.5:0.9")) == "ServerOptimiser(sgd, learning_rate=0.5, momentum=0.9)"
+    assert parse_server("server", "none") is None
+    assert parse_set("client_set", "simplex") == rk.Simplex() and parse_set("client_set", "box:-1:2") == rk.Box(-1, 2)
+    for parse, text in ((parse_drift, "duals"), (parse_server, "adam"), (parse_server, "lion:1"), (parse_set, "ball")):
+        with pytest.raises(rk.InputError, match=f"it: '{text}' was given; allowed are none"):
+            parse("it", text)
+
+
+def test_a_family_method_runs_from_the_shell_and_warns(tmp_path, capsys):
+    options = ["--rounds", "3", "--clients", "6", "--cohort", "3", "--task.hidden", "8", "--out", str(tmp_path / "run")]
+    method = ["--method.d", "2", "--method.a", "9", "--method.local-steps", "1e", "--method.client-lr", "8"]
+    assert main(["run", "semisupervised", "fedvrau", *options, *method]) == 0
+    assert "warning: FedVRAU: (a + d) eta gamma Q~ is" in capsys.readouterr().out
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["method"]["d"] == 2.0 and config["method"]["local_steps"] == {"low": 1, "high": None}
+
+
+def test_drift_control_runs_from_the_shell(tmp_path):
+    options = ["--method.local-steps", "2", "--method.drift", "duals:1:0.5", "--method.server", "adam:0.01"]
+    assert main(["run", "hyperrep", "simfbo", *SMALL, *options, "--out", str(tmp_path / "run")]) == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["method"]["drift"]["gamma"] == {"default": 1.0}
+    assert config["method"]["server"] == "ServerOptimiser(adam, learning_rate=0.01)"
 
 
 def test_estimators_as_text():

@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from benchmarks import drift
 
 from rookery.algorithms.registry import METHODS
 from rookery.cli import main
@@ -64,7 +65,9 @@ def test_links_lead_somewhere():
 
 def methods_table() -> str:
     """The table of methods, from the registry."""
-    head = ("method", "problems", "exchanges", "floats up", "exactness", "client state", "unequal steps")
+    head = (
+        "method", "problems", "exchanges", "floats up", "exactness", "client state", "participation", "unequal steps",
+    )  # fmt: skip
     rows = [
         (
             f"`{row.method.__name__}`",
@@ -73,6 +76,7 @@ def methods_table() -> str:
             row.floats_up,
             row.exactness,
             row.client_state,
+            row.participation,
             row.unequal_steps,
         )
         for row in METHODS.values()
@@ -90,6 +94,13 @@ def test_the_table_of_methods_is_the_registrys():
     assert table == expected or os.environ.get("ROOKERY_WRITE_DOCS"), "run this test with ROOKERY_WRITE_DOCS=1"
 
 
+@pytest.mark.full
+def test_the_table_of_exchanges_is_what_the_benchmark_measures():
+    rows = [" | ".join(row) for row in drift.measure()]
+    text = (ROOT / "docs" / "drift-control.md").read_text()
+    assert all(f"| {row} |" in text for row in rows), rows
+
+
 def test_the_readme_names_every_method():
     text = (ROOT / "README.md").read_text()
     assert all(f"`{row.method.__name__}`" in text for row in METHODS.values())
@@ -101,6 +112,7 @@ MODULES = [
     "rookery.data.federated",
     "rookery.data.partitions",
     "rookery.federation.rates",
+    "rookery.federation.server",
     "rookery.problems.exact.bilevel",
 ]
 

@@ -20,7 +20,7 @@ from rookery.algorithms.estimators import ConjugateGradient, Estimator, Neumann,
 from rookery.algorithms.presets import from_optax
 from rookery.algorithms.registry import METHODS, Row, find_method
 from rookery.data.partitions import PARTITIONS, parse
-from rookery.errors import DivergenceWarning, InputError, nearest
+from rookery.errors import AdviceWarning, DivergenceWarning, InputError, nearest
 from rookery.federation.rates import Rates
 from rookery.federation.sampling import All, Uniform
 from rookery.federation.server import ServerOptimiser
@@ -405,9 +405,8 @@ def launch(
     try:
         with Bar(options.rounds, f"{task_name} {method_name}", console) as bar, warnings.catch_warnings():
             warnings.simplefilter("ignore", DivergenceWarning)  # told in the summary
-            warnings.showwarning = lambda message, *_: console.print(
-                f"warning: {message}", markup=False, soft_wrap=True
-            )
+            warnings.simplefilter("always", AdviceWarning)
+            warnings.showwarning = lambda message, *_: console.print(f"warning: {message}", soft_wrap=True)
             result = run(
                 assembly.problem,
                 method,
