@@ -115,7 +115,7 @@ SCHEMES = [
 ]
 
 
-@pytest.mark.parametrize("sampling", SCHEMES, ids=str)
+@pytest.mark.parametrize("sampling", SCHEMES, ids=["all", "uniform", "with replacement", "bernoulli", "varying"])
 def test_the_servers_dual_is_the_mean_of_the_clients(sampling):
     methods = {
         "u": vra(gamma=0.2, a=rk.PerClient([0.5, 1.0, 0.3, 0.8])),
