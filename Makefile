@@ -9,9 +9,6 @@ export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
 export JAX_PLATFORMS ?= cpu
 
-# The tests' programs are tiny and run for milliseconds: optimising them takes longer than it saves.
-test test-full: export XLA_FLAGS ?= --xla_backend_optimization_level=0
-
 .PHONY: setup demo test test-full bench lint clean
 
 setup: $(STAMP)
@@ -26,10 +23,10 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup
-	$(BIN)/python -m pytest -m "not full" -n 2 --dist loadfile
+	XLA_FLAGS="$$($(BIN)/python tests/xla_flags.py)" $(BIN)/python -m pytest -m "not full" -n 2 --dist loadfile
 
 test-full: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	XLA_FLAGS="$$($(BIN)/python tests/xla_flags.py)" $(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: setup
 	$(BIN)/python -m benchmarks.bench

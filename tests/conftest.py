@@ -15,6 +15,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 import jax
 import pytest
 
+# Tracing makes objects by the million and hardly any rubbish: looking for it takes a sixth of the time.
+gc.set_threshold(100_000, 20, 100)
+
 _lowered = [0]
 
 

@@ -54,7 +54,8 @@ class Nested(Bed):
 
     def upper_grad_x(self, i: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         bend = self.bends[i]
-        return self.matrices[i][X, X] @ x + self.offsets[i][X] + (bend["h"] @ y) * (bend["b"] + 0.3 * x)
+        linear = self.matrices[i][X, X] @ x + self.offsets[i][X]
+        return linear + (bend["h"] @ y) * (bend["b"] + 0.3 * x) + bend["r"] * x**2
 
     def upper_grad_y(self, i: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         bend = self.bends[i]
@@ -76,7 +77,7 @@ def _lower(x, y, e):
 
 def _upper(x, y, e):
     own = 0.5 * y @ e["E"] @ y - e["Ed"] @ y + 0.5 * x @ e["R"] @ x - e["Re"] @ x
-    return own + (e["b"] @ x + 0.15 * x @ x) * (e["h"] @ y)
+    return own + (e["b"] @ x + 0.15 * x @ x) * (e["h"] @ y) + e["r"] * jnp.sum(x**3) / 3
 
 
 def _straight(clients: int = 3) -> tuple[dict[str, Any], ...]:

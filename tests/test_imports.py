@@ -24,7 +24,7 @@ ALLOWED = {
     "engines": {"errors", "vectors", "data", "problems", "federation"},
     "tasks": {"errors", "vectors", "data", "problems"},
     "runs": {"errors", "vectors", "data", "problems", "federation", "engines", "version"},
-    "cli": {"errors", "data", "federation", "algorithms", "runs", "tasks", "version"},
+    "cli": {"errors", "data", "problems", "federation", "algorithms", "runs", "tasks", "version"},
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import references
+import references_family  # noqa: F401  adds its settings
 import references_nested
 from references_nested import LISTENED, REFERENCES, SETTINGS, label, samples_are_as_said
 from rookery.algorithms.registry import METHODS

@@ -168,10 +168,16 @@ def test_every_mutant_is_caught(file, capsys):
         verdicts[mutant] = judge(file, mutant.source)
         if verdicts[mutant] is None or number % AT_ONCE == 0:
             jax.clear_caches()
+    survivors = {mutant.key for mutant, verdict in verdicts.items() if verdict is None}
+    listed = set(SURVIVORS.get(file, {}))
     with capsys.disabled():
         print(summary(file, verdicts, time.perf_counter() - begun))
-    survivors = {mutant.key for mutant, verdict in verdicts.items() if verdict is None}
-    assert survivors == set(SURVIVORS.get(file, {})), "caught and listed, or surviving and not listed"
+        for what, keys in (
+            ("survives and is not listed", survivors - listed),
+            ("is listed, caught", listed - survivors),
+        ):
+            print(*(f"  {what}: {key}" for key in sorted(keys)), sep="\n")
+    assert survivors == listed
 
 
 def summary(file: str, verdicts: Mapping[Any, Verdict | None], seconds: float) -> str:

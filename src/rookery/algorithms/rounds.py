@@ -34,8 +34,8 @@ class LowerRound:
 
     lr: Rates
     count: Steps
-    scaled: bool = static(default=False)  # beta / tau_i in place of beta
-    solver: str = static(default="svrg")
+    scaled: bool = static()  # beta / tau_i in place of beta
+    solver: str = static()
 
     def run(self, cohort: Cohort, x: Vector, y: Vector) -> Vector:
         """The server's side."""
@@ -74,7 +74,7 @@ class UpperRound:
 
     lr: Rates
     count: Steps
-    scaled: bool = static(default=False)  # alpha / tau_i in place of alpha
+    scaled: bool = static()  # alpha / tau_i in place of alpha
 
     def run(self, cohort: Cohort, x: Vector, y: Vector, h: Vector) -> Vector:
         """The server's side."""
