@@ -203,30 +203,33 @@ class CompiledCohort(Cohort):
         key = exchange_key(trace.key, self._tick())
         touched, reply = False, None
 
-        def one(records: Record, index: Any, weight: Any, probability: Any, times: Any) -> tuple:
+        def one(record: Record, index: Any, weight: Any, probability: Any, times: Any) -> tuple:
             """What the client of one slot answers: what its reply adds, its new record, its oracle calls."""
             nonlocal touched, reply
             call = Call(index, weight, probability, times, trace.round, trace.key, key)
-            # Read before anything is written: otherwise the whole store is copied for every client.
-            record = jax.lax.optimization_barrier(row(records, index))
             own = shard(inputs.levels, index)
             result, touched = answer(setting, inputs.method, phase, update, own, call, record, message)
             reply = result.reply
             return summands(reply), result.record, result.oracles
 
+        # The cohort's records are read before its clients work, and written when all have: where one loop reads and
+        # writes the store of all clients, XLA copies the whole of it for every client.
+        records = jax.tree.map(lambda store: store[members.index], trace.records)
         times = jnp.maximum(members.count, 1).astype(members.expected.dtype)
-        slots = (members.index, self.weights, members.expected, times)
-        terms, _, _ = jax.eval_shape(one, trace.records, *(leaf[0] for leaf in slots))
+        slots = (records, members.index, self.weights, members.expected, times)
+        terms, _, _ = jax.eval_shape(one, *row(slots, 0))
         share = jax.eval_shape(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) * factors[0], terms))
         sums = _Sums(
             total=_zeros(share),
             oracles=jnp.zeros(len(ORACLES), jnp.int32),
-            changing=(trace.records, trace.finite) if touched else None,
+            changed=(_zeros(records), trace.finite) if touched else None,
         )
         at_once = min(trace.program.at_once, members.index.shape[0])
-        sums = _over_slots(one, trace.records, slots, factors, members, at_once, sums, self._full)
-        if sums.changing is not None:
-            trace.records, trace.finite = sums.changing
+        sums = _over_slots(one, slots, factors, members, at_once, sums, self._full)
+        if sums.changed is not None:
+            new, trace.finite = sums.changed
+            filled = jnp.where(members.count > 0, members.index, self.population)
+            trace.records = jax.tree.map(lambda store, own: store.at[filled].set(own, mode="drop"), trace.records, new)
         sent = trace.heard.send(self._audience, message)
         trace.tally.exchange(phase, sent, reply, members.present, sums.oracles)
         return sums.total
@@ -234,16 +237,15 @@ class CompiledCohort(Cohort):
 
 class _Sums(NamedTuple):
     """What an exchange builds up over its slots: the aggregate, oracle calls, and, where the phase changes clients'
-    records, these with whether they are finite. Read and written in one place, they are updated in place."""
+    records, the new ones of the cohort with whether all are finite."""
 
     total: Any
     oracles: jax.Array
-    changing: tuple[Record, jax.Array] | None
+    changed: tuple[Record, jax.Array] | None
 
 
 def _over_slots(
     one: Callable[..., tuple],
-    records: Record,
     slots: tuple,
     factors: jax.Array,
     members: Members,
@@ -256,37 +258,34 @@ def _over_slots(
     full = full and count % at_once == 0
 
     def single(slot: Any, sums: _Sums) -> _Sums:
-        index, filled = members.index[slot], members.count[slot] > 0
-        reply, record, calls = one(_current(sums, records), *(leaf[slot] for leaf in slots))
+        reply, record, calls = one(*row(slots, slot))
         # An unfilled slot's reply may be anything: it is dropped, not multiplied by 0.
-        add = lambda total, leaf: total + jnp.where(filled, leaf * factors[slot], 0)
-        write = lambda old, row: old.at[index].set(jnp.where(filled, row, old[index]))
+        heard = lambda leaf: leaf if full else jnp.where(members.count[slot] > 0, leaf, 0)
         return _Sums(
-            total=jax.tree.map(add, sums.total, reply),
-            oracles=sums.oracles + jnp.where(filled, calls, 0),
-            changing=_changed(sums, write, record, lambda leaf: jnp.where(filled, leaf, 0)),
+            total=jax.tree.map(lambda total, leaf: total + heard(leaf * factors[slot]), sums.total, reply),
+            oracles=sums.oracles + heard(calls),
+            changed=_changed(sums, slot, record, heard),
         )
 
     def block(number: Any, sums: _Sums) -> _Sums:
         # The last block may be short: its places past the end read the last slot again and do not count.
         place = number * at_once + jnp.arange(at_once, dtype=jnp.int32)
         slot = jnp.minimum(place, count - 1)
-        index, filled = members.index[slot], (members.count[slot] > 0) & (place < count)
-        current = _current(sums, records)
-        reply, record, calls = jax.vmap(partial(one, current))(*(leaf[slot] for leaf in slots))
+        filled = (members.count[slot] > 0) & (place < count)
+        reply, record, calls = jax.vmap(one)(*row(slots, slot))
+        weights = factors[slot] if full else jnp.where(filled, factors[slot], 0)
 
         def heard(leaf: jax.Array) -> jax.Array:
             return leaf if full else jnp.where(jnp.expand_dims(filled, range(1, leaf.ndim)), leaf, 0)
 
         def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
             # A product with the factors: a sum over the leading axis is many times slower on a CPU.
-            return total + jnp.tensordot(factors[slot], heard(leaf).astype(factors.dtype), axes=1)
+            return total + jnp.tensordot(weights, heard(leaf).astype(factors.dtype), axes=1)
 
-        write = lambda old, rows: old.at[jnp.where(filled, index, old.shape[0])].set(rows, mode="drop")
         return _Sums(
             total=jax.tree.map(add, sums.total, reply),
-            oracles=sums.oracles + jnp.sum(jnp.where(filled[:, None], calls, 0), axis=0, dtype=jnp.int32),
-            changing=_changed(sums, write, record, heard),
+            oracles=sums.oracles + jnp.sum(heard(calls), axis=0, dtype=jnp.int32),
+            changed=_changed(sums, place, record, heard),
         )
 
     if at_once == 1 and count > 1:
@@ -296,16 +295,12 @@ def _over_slots(
     return jax.lax.fori_loop(0, (members.present + at_once - 1) // at_once, block, sums)
 
 
-def _current(sums: _Sums, records: Record) -> Record:
-    """The clients' records as they are now."""
-    return records if sums.changing is None else sums.changing[0]
-
-
-def _changed(sums: _Sums, write: Callable, record: Record, heard: Callable) -> tuple[Record, jax.Array] | None:
-    """The records with what one block of clients made of theirs."""
-    if sums.changing is None:
+def _changed(sums: _Sums, place: Any, record: Record, heard: Callable) -> tuple[Record, jax.Array] | None:
+    """The cohort's new records with those of one slot or block; places past the end are dropped."""
+    if sums.changed is None:
         return None
-    records, finite = sums.changing
+    records, finite = sums.changed
+    write = lambda old, new: old.at[place].set(new, mode="drop")
     return jax.tree.map(write, records, record), finite & _all_finite(jax.tree.map(heard, record))
 
 
