@@ -92,9 +92,7 @@ def vrlsgd(bed: Bed, state: State, cohort: Cohort, lr: Any, local_steps: int = 1
     average = sum(bed.weights[i] * walks[i].end for i in cohort)
     result = after(bed, state, walks, np.where(bed.shared, average, x))
     for i, its in walks.items():
-        # Of the next round's step sizes: a client learns the average when that round begins.
-        eta = rates(bed, lr, state["round"] + 1, i)
-        delta[i] += (result["z"] - its.end) / (eta * local_steps)
+        delta[i] += (result["z"] - its.end) / (rates(bed, lr, state["round"], i) * local_steps)
     return result | {"delta": delta}
 
 
@@ -196,17 +194,20 @@ def fedvrau(
         z = np.where(bed.shared, x, own[i])
         for _ in range(steps_of(client_steps, i)):
             z[y_part] -= client_lr * bed.direction(i, z)[y_part]
-            if client_set is not None:
+            if client_set is None:
+                z = bed.project(z, ("y",))
+            else:
                 z[y_part] = client_set.numpy(z[y_part])
-            z = bed.project(z, ("y",))
         gamma, eta = number(options["gamma"], state["round"], i), rates(bed, lr, state["round"], i)
         for _ in range(steps_of(options.get("local_steps", 1), i)):
             d = bed.direction(i, z) + decay * z - dual[i] + gamma * (z - x)
             z = np.where(bed.shared, z - eta * d, z)
         own[i], moved[i] = z, np.where(bed.shared, z - x, 0)
     done = _server_step(bed, state, cohort, moved, options)
-    new = bed.project(done.pop("z"), bed.problem.shared)
-    if server_set is not None:
+    new = done.pop("z")
+    if server_set is None:
+        new = bed.project(new, bed.problem.shared)
+    else:
         new = np.where(bed.shared, server_set.numpy(new), new)
     return {**state, "z": new, "own": own, "round": state["round"] + 1, **done}
 

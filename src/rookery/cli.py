@@ -217,6 +217,9 @@ def method_form(row: Row, rates: Any) -> type[Any]:
         "float | None": float | None,
         "int | None": int | None,
     }
+    own = rates
+    if isinstance(row.method.uses, tuple):
+        rates = {name: rate for name, rate in own.items() if name in row.method.uses}
     fields = []
     for field in dataclasses.fields(row.method):
         kind, default, text = str(field.type), field.default, help_of.get(field.name, "")
@@ -232,6 +235,8 @@ def method_form(row: Row, rates: Any) -> type[Any]:
         elif kind in _TEXTS:
             text, default = _TEXTS[kind]
             fields.append((field.name, _described(str, text), dataclasses.field(default=default)))
+        elif field.name == "client_lr" and "y" in own:
+            fields.append((field.name, _described(float, text), dataclasses.field(default=own["y"])))
         elif kind == "Amount":
             fields.append((field.name, _described(str, text), dataclasses.field(default=str(default))))
         elif kind == "Coefficients":  # functions are for Python
@@ -302,7 +307,7 @@ def _parse_form(name: str, text: str, forms: dict[str, Callable[..., Any]], allo
     word, *numbers = text.split(":")
     form = forms.get(f"{word}/{len(numbers)}")
     if form is not None:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OverflowError):
             return form(*map(float, numbers))
     raise InputError(f"{name}: {text!r} was given; allowed are {allowed}")
 
@@ -406,7 +411,7 @@ def launch(
         with Bar(options.rounds, f"{task_name} {method_name}", console) as bar, warnings.catch_warnings():
             warnings.simplefilter("ignore", DivergenceWarning)  # told in the summary
             warnings.simplefilter("always", AdviceWarning)
-            warnings.showwarning = lambda message, *_: console.print(f"warning: {message}", soft_wrap=True)
+            warnings.showwarning = lambda message, *_: _say(console, message)
             result = run(
                 assembly.problem,
                 method,
@@ -430,6 +435,10 @@ def launch(
             raise KeyboardInterrupt from None
         result = interrupted.result
     return result, write_run(folder, result, config, assembly.main_metric)
+
+
+def _say(console: Console, message: Any) -> None:
+    console.print(f"warning: {message}", markup=False, soft_wrap=True)
 
 
 def _target(assembly: Any, target: float | None) -> dict[str, Any] | None:

@@ -188,6 +188,9 @@ def test_fair_learning_ends_at_the_midrange():
 def test_fedvra_warns_with_the_number():
     with pytest.warns(UserWarning, match=r"FedVRA: \(a \+ d\) eta gamma Q~ is 2\.6., and at most 1"):
         prepare_only(rk.FedVRA(lr=0.1, gamma=5.0, a=1.0, local_steps=3), rk.Uniform(2))
+    for steps in (2, 1000):  # gamma eta > 2 is unstable for any number of steps
+        with pytest.warns(rk.AdviceWarning, match="at most 1 is known to converge"):
+            prepare_only(rk.FedVRA(lr=0.5, gamma=10.0, local_steps=steps), rk.Uniform(2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         prepare_only(rk.FedVRA(lr=0.1, gamma=0.5, a=1.0, local_steps=3), rk.Uniform(2))
@@ -224,13 +227,21 @@ def test_fedpd_skips_communication():
         (rk.FedDyn(lr=0.1, alpha=0.0), "alpha: 0.0 was given; a positive number is needed"),
         (rk.FedPD(lr=0.1, eta=-1.0), "eta: -1.0 was given; a positive number is needed"),
         (rk.FedPD(lr=0.1, skip=1.0), "skip: 1.0 was given; 0 <= skip < 1 is needed"),
-        (rk.VRLSGD(lr=0.1, local_steps=UNEQUAL), "VRLSGD needs one number for all clients"),
+        (rk.VRLSGD(lr=0.1, local_steps=UNEQUAL), "local_steps: .* was given; a whole number of at least 1 is needed"),
+        (rk.FedVRA(lr=0.1, gamma=None), "gamma: None was given; a number, a schedule or rk.PerClient is needed"),
+        (rk.FedVRA(lr=0.1, a=rk.Rates(x=1.0)), "a: Rates was given; one number for all sequences is needed"),
+        (rk.FedVRA(lr=0.1, a=lambda r: rk.PerClient([0.1])), r"a.default: PerClient of shape \(1,\) was given"),
+        (rk.FedProx(lr=0.1, mu=lambda r: 0.1), "mu: a function was given; one number for the whole run is needed"),
+        (rk.SimFBO(lr=0.1, drift=rk.ControlVariates), "drift: .* was given; None, rk.ControlVariates"),
+        (rk.SimFBO(lr=0.1, drift=rk.Duals(rk.PerClient([0.1] * 4))), "drift.gamma.default: .* the same for all clients"),
+        (rk.SimFBO(lr=0.1, drift=rk.Duals(-1.0)), "drift.gamma.default: -1.0 was given; a number that is not negative"),
+        (rk.FedBiO(lr=rk.PerClient([0.1] * 4)), "lr: rk.PerClient was given, and the server steps with lr, too"),
         (rk.FedAvg(lr=0.1, local_steps=rk.Epochs(0)), r"local_steps: Epochs\(0\) was given"),
         (rk.FedAvg(lr=0.1, local_steps=rk.Epochs(3, 2)), r"local_steps: Epochs\(3, 2\) was given"),
         (rk.SimFBO(lr=0.1, drift="duals"), r"drift: 'duals' was given; None, rk.ControlVariates\(\) or"),
         (rk.SimFBO(lr=0.1, drift=rk.Duals(a="x")), "drift.a.default: 'x' was given"),
         (rk.FedVRAU(lr=0.1), "FedVRAU: it solves joint problems, and this one is single"),
-        (rk.SimFBO(lr=rk.PerClient([0.1] * 4)), "a number of each client's own was given where the server needs one"),
+        (rk.SimFBO(lr=rk.PerClient([0.1] * 4)), "lr: rk.PerClient was given, and the server steps with lr, too"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )  # fmt: skip
@@ -240,11 +251,55 @@ def test_bad_input_is_one_sentence(method, sentence):
         rk.run(EVEN.problem, method, EVEN.clients, rounds=1, sampling=sampling, **EVEN.start())
 
 
+def test_numbers_may_change_over_clients_and_rounds():
+    table = np.array([0.5, 1.0, 0.3, 0.8])
+    both = run(WEIGHTED, vra(gamma=0.2, a=lambda r: rk.PerClient(table * (1 + r % 2))), rounds=1)
+    assert difference(both, run(WEIGHTED, vra(gamma=0.2, a=rk.PerClient(table)), rounds=1)) <= 1e-12
+    more = run(WEIGHTED, vra(gamma=0.2, a=lambda r: rk.PerClient(table * (1 + r % 2))), rounds=3)
+    assert difference(more, run(WEIGHTED, vra(gamma=0.2, a=rk.PerClient(table)), rounds=3)) > 1e-6
+
+
+def test_clients_may_have_step_sizes_of_their_own_beside_the_servers():
+    each, one = rk.PerClient([0.05, 0.02, 0.04, 0.03]), rk.Rates(0.05)
+    for drift in (None, rk.ControlVariates()):
+        method = rk.SimFBO(lr=each, server_lr=one, local_steps=3, drift=drift)
+        assert run(WEIGHTED, method).status == "done"
+
+
+def test_a_step_size_of_zero_holds_a_sequence():
+    exact = QuadraticBilevel.random(clients=4, dims=(2, 3), seed=0)
+    for drift in (rk.ControlVariates(), rk.Duals(rk.Rates(1.0))):
+        method = rk.SimFBO(lr=rk.Rates(0.03, v=0.0), local_steps=3, drift=drift)
+        result = rk.run(exact.problem, method, exact.clients, rounds=5, **exact.start())
+        assert result.status == "done" and np.abs(result.sequences["v"]).max() == 0
+
+
+def test_scaffold_and_vrlsgd_agree_with_falling_step_sizes():
+    falling = rk.Rates(lambda r: 0.1 / (1 + r))
+    results = [run(WEIGHTED, cls(lr=falling, local_steps=3), rounds=6) for cls in (rk.VRLSGD, rk.Scaffold)]
+    assert difference(*results) <= 1e-12
+
+
+@pytest.mark.parametrize("engine", [rk.Local(), rk.Local(at_once=4), rk.Eager()], ids=["one", "all", "eager"])
+def test_a_client_may_be_away_for_whole_rounds(engine):
+    away = rk.Bernoulli(lambda r: jax.numpy.where(r % 2 == 0, 0.5, jax.numpy.array([0.0, 1.0, 0.5, 0.5])))
+    result = run(WEIGHTED, rk.Scaffold(lr=0.05, local_steps=2), rounds=8, sampling=away, engine=engine)
+    assert result.status == "done"
+
+
+def test_admm_is_fedvra_also_with_replacement():
+    native, general = REDUCTIONS["federated ADMM"]
+    options = {"sampling": rk.WithReplacement(3), "batch_size": 2}
+    assert difference(run(WEIGHTED, native, **options), run(WEIGHTED, general, **options)) <= 1e-12
+
+
 def test_unknown_aggregation_step_sizes_are_refused():
     with pytest.raises(
         rk.InputError, match=r"d: 'inverse-probabilty' is not known .did you mean 'inverse-probability'"
     ):
         rk.FedVRA(lr=0.1, d="inverse-probabilty")
+    with pytest.raises(rk.InputError, match="d: 'equal-progress' is not known"):
+        rk.Duals(d="equal-progress")
 
 
 def test_family_is_for_one_level():

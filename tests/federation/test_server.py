@@ -48,6 +48,14 @@ def test_numbers_are_traced_and_swept(compilations):
         assert difference(result, alone) <= 1e-12
 
 
+def test_an_optimiser_of_one_sequence_is_swept():
+    exact = bed("E1")
+    method = rk.SimFBO(lr=rk.Rates(0.05), server={"x": rk.ServerOptimiser(optax.adam, learning_rate=0.1)})
+    grid = {"server.x.learning_rate": [0.01, 0.1]}
+    table = rk.sweep(exact.problem, method, exact.clients, over=grid, rounds=5, **exact.start())
+    assert np.abs(table.results[0].x - table.results[1].x).max() > 1e-2
+
+
 @pytest.mark.parametrize("preset", [rk.FedAvgM, rk.FedAdam, rk.FedYogi])
 def test_presets_learn(preset):
     exact = bed("E1a")
@@ -62,6 +70,8 @@ def test_presets_learn(preset):
         (rk.ServerOptimiser(optax.adam, learning_rat=0.1), "server: .* cannot be built: .*learning_rat"),
         ({"w": rk.ServerOptimiser(optax.sgd, learning_rate=0.1)}, "server: 'w' is not known"),
         (rk.ServerOptimiser(dict), "server: .* cannot be built"),
+        (rk.ServerOptimiser(optax.adam, learning_rate="a"), "server: .* cannot be built"),
+        (rk.ServerOptimiser(optax.adam, learning_rate=float("nan")), "server.learning_rate: nan was given; a finite"),
     ],
 )
 def test_bad_optimisers_are_refused(server, sentence):

@@ -10,6 +10,7 @@ to `step`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rookery.algorithms.local_steps import Correct, Descent
@@ -17,7 +18,7 @@ from rookery.errors import InputError, unknown
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.method import struct
-from rookery.federation.rates import Amount, Rates
+from rookery.federation.rates import Amount, PerClient, Rates
 from rookery.federation.replies import Scaled
 from rookery.vectors import Sequences
 
@@ -46,7 +47,9 @@ class NoControl:
     def keep(self, client: Client, work: Descent, told: tuple) -> tuple:
         return ()
 
-    def step(self, q: Sequences, scaled: dict, duals: tuple, cohort: Cohort, eta: Rates) -> tuple[Sequences, tuple]:
+    def step(
+        self, q: Sequences, scaled: dict, duals: tuple, cohort: Cohort, lr: Rates, round: Any
+    ) -> tuple[Sequences, tuple]:
         return q, ()
 
 
@@ -87,7 +90,7 @@ class ControlVariates:
         return client.state - told + work.q / work.norm
 
     def step(
-        self, q: Sequences, scaled: dict, duals: Sequences, cohort: Cohort, eta: Rates
+        self, q: Sequences, scaled: dict, duals: Sequences, cohort: Cohort, lr: Rates, round: Any
     ) -> tuple[Sequences, Sequences]:
         return q, duals + scaled["control"] - cohort.share * duals
 
@@ -106,9 +109,9 @@ class Duals:
     and one more where d is given.
 
     Args:
-      gamma: the penalty, per sequence.
+      gamma: the penalty, per sequence: numbers, the same for all clients and rounds, in which u is measured.
       a: the dual step size: a number, a schedule, or `rk.PerClient`.
-      d: the aggregation step size: "inverse-probability" (1 / pi_i), or as a.
+      d: the aggregation step size: "inverse-probability" (1 / pi_i; in ShroFBO with its normalisation), or as a.
 
     On a field that is not a gradient the duals can be unstable where a gradient's would not be: see `rk.fixed_point`.
 
@@ -122,7 +125,7 @@ class Duals:
     component = True
 
     def __post_init__(self):
-        object.__setattr__(self, "d", wrap_d(self.d))
+        object.__setattr__(self, "d", wrap_d(self.d, ("inverse-probability",)))
 
     def server(self, z: Sequences) -> Sequences:
         return z.zeros()
@@ -140,17 +143,18 @@ class Duals:
     def upload(self, client: Client, work: Descent, unit: Any) -> Scaled:
         by = {"dual": client.once * unit * client.at(self.a).one}
         if not isinstance(self.d, InverseProbability):
-            by["primal"] = client.probability * unit * client.at(self.d).one
+            by["primal"] = client.once * unit * client.at(self.d).one
         return Scaled(work.q / unit, by)
 
     def keep(self, client: Client, work: Descent, told: tuple) -> Sequences:
         return client.state - client.at(self.a).one * work.moved
 
     def step(
-        self, q: Sequences, scaled: dict, duals: Sequences, cohort: Cohort, eta: Rates
+        self, q: Sequences, scaled: dict, duals: Sequences, cohort: Cohort, lr: Rates, round: Any
     ) -> tuple[Sequences, Sequences]:
+        eta = lr.at(round)
         u = duals + eta * scaled["dual"]
-        return scaled.get("primal", q) + eta.map(lambda rate: 1 / rate) * u, u
+        return scaled.get("primal", q) + eta.inverse() * u, u
 
 
 Drift = NoControl | ControlVariates | Duals
@@ -169,12 +173,12 @@ class EqualProgress:
 _D = {"inverse-probability": InverseProbability(), "equal-progress": EqualProgress()}
 
 
-def wrap_d(d: Any) -> Any:
+def wrap_d(d: Any, words: Iterable[str] = tuple(_D)) -> Any:
     """An aggregation step size by its name, or as it is."""
     if not isinstance(d, str):
         return d
-    if d not in _D:
-        raise unknown("d", d, [*_D, "a number", "rk.PerClient"])
+    if d not in words:
+        raise unknown("d", d, [*words, "a number", "rk.PerClient"])
     return _D[d]
 
 
@@ -183,7 +187,19 @@ def wrap_drift(drift: Any) -> Any:
     return NoControl() if drift is None else drift
 
 
-def check_drift(drift: Any) -> None:
-    """Refuses what is no drift control."""
+def check_drift(drift: Any, lr: Rates, server_lr: Rates | None = None) -> None:
+    """Refuses what is no drift control, penalties that vary, and step sizes of clients that the server would need."""
     if not isinstance(drift, Drift):
         raise InputError(f"drift: {drift!r} was given; None, rk.ControlVariates() or rk.Duals(gamma, a, d) is needed")
+    if isinstance(drift, Duals):
+        for name, gamma in drift.gamma.entries().items():
+            if callable(gamma) or isinstance(gamma, PerClient) or not gamma >= 0:
+                raise InputError(
+                    f"drift.gamma.{name}: {gamma} was given; a number that is not negative, the same for all clients "
+                    "and rounds, is needed"
+                )
+    if lr.varies and (server_lr is None or isinstance(drift, Duals)):
+        raise InputError(
+            "lr: rk.PerClient was given, and the server steps with lr, too; give server_lr to SimFBO or ShroFBO, "
+            "without rk.Duals"
+        )

@@ -52,7 +52,7 @@ class FedBiO:
         object.__setattr__(self, "server", wrap_server(self.server))
 
     def check(self, problem: Problem, population: int) -> None:
-        check_drift(self.drift)
+        check_drift(self.drift, self.lr)
         check_server(self.server, problem)
 
     def init(self, problem: Problem, z: Sequences) -> ServerState:
@@ -64,7 +64,7 @@ class FedBiO:
     def round(self, state: ServerState, cohort: Cohort) -> ServerState:
         eta = self.lr.at(state.round)
         q, scaled = cohort.update_mean("steps", state.z, self.drift.told(state.duals))
-        q, duals = self.drift.step(q, scaled, state.duals, cohort, eta)
+        q, duals = self.drift.step(q, scaled, state.duals, cohort, self.lr, state.round)
         z, optimiser = self.server.step(state.z, eta * q, None, state.optimiser)
         return state.next(z=cohort.project(z), optimiser=optimiser, duals=duals)
 

@@ -51,7 +51,7 @@ class FedVRA:
       weight_decay: added times x to every gradient.
 
     Exchanges per round: 1. Floats per client: dim x down, dim x + 1 up: gamma_i (x_i - x), and a_i (and d_i where it is
-    not the server's to know).
+    not the server's to know; with "equal-progress" also Q_i).
     Exactness: exact at any Q_i and under any sampling when a > 0, gamma > 0; as FedProx when a = 0. Needs
     (a + d) eta gamma Q~ <= 1 with Q~ = sum_{t < Q} (1 - gamma eta)^t; a warning says when it is not.
     Deviations from the paper: gamma (x_i - x) is uploaded without gamma where all clients have the same.
@@ -123,7 +123,7 @@ def upload(method: Any, client: Client, moved: Sequences) -> tuple[Scaled, Any]:
     if isinstance(method.d, EqualProgress):
         steps = client.steps(method.local_steps).astype(client.dtype)
         return Scaled(moved, by | {"primal": client.probability / steps}), client.probability * steps
-    return Scaled(moved, by | {"primal": client.probability * client.at(method.d).one}), ()
+    return Scaled(moved, by | {"primal": client.once * client.at(method.d).one}), ()
 
 
 def aggregated(d: Any, moved: Sequences, by: dict, work: Any, cohort: Cohort) -> Sequences:
@@ -137,14 +137,11 @@ def too_large(plan: Plan, lr: Rates, gamma: Rates, a: Rates, d: Any, work: Any) 
     """A sentence when (a + d) eta gamma Q~ > 1 for some client in the first round."""
     worst = 0.0
     for i in range(plan.population):
-        g, eta, dual = (float(rates.at(0, i)["x"]) for rates in (gamma, lr, a))
-        if isinstance(d, EqualProgress):
-            aggregate = 1.0
-        else:
-            aggregate = 1 / plan.probabilities[i] if isinstance(d, InverseProbability) else float(d.at(0, i).one)
-        steps = plan.largest_steps(work, i)
-        inner = 1 - g * eta
-        total = steps if inner == 1 else (1 - inner**steps) / (1 - inner)
+        g, eta, dual = (np.float64(rates.at(0, i)["x"]) for rates in (gamma, lr, a))
+        own = isinstance(d, (InverseProbability, EqualProgress))  # FedNova's is about that, too
+        aggregate = 1 / plan.probabilities[i] if own else np.float64(d.at(0, i).one)
+        with np.errstate(over="ignore"):
+            total = np.sum(np.abs(1 - g * eta) ** np.arange(plan.largest_steps(work, i)))
         worst = max(worst, (dual + aggregate) * eta * g * total)
     if worst <= 1:
         return []

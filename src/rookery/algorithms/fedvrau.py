@@ -40,11 +40,12 @@ class FedVRAU:
       local_steps: Q_i, steps on x: an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
       client_lr: eta_y, the step size of y.
       client_steps: Q_y, steps on y, likewise.
-      client_set: Y_i; None: the problem's own.
-      server_set: X; None: the problem's own.
+      client_set: Y_i, which y_i is in from its first step on; None: the problem's own.
+      server_set: X, in the place of the problem's own; None: that.
       weight_decay: added times x to every gradient of x.
 
-    Exchanges per round: 1. Floats per client: dim x down, dim x + 1 up; y_i stays on its client.
+    Exchanges per round: 1. Floats per client: dim x down, dim x + 1 up (one more with a d of one's own, two with
+    "equal-progress"); y_i stays on its client.
     Exactness: at a fixed point every y_i is stationary on its set, and x where the mean gradient is.
     Deviations from the paper: steps on x are counted from 0 and not from Q_y.
 
@@ -72,7 +73,7 @@ class FedVRAU:
         check_gamma(self.gamma)
         for name in ("client_set", "server_set"):
             given = getattr(self, name)
-            if given is not None and not isinstance(given, ConstraintSet):
+            if given is not None and (isinstance(given, type) or not isinstance(given, ConstraintSet)):
                 raise InputError(f"{name}: {given!r} was given; a set such as rk.Simplex(), or None, is needed")
 
     def advise(self, plan: Plan) -> list[str]:
@@ -88,19 +89,19 @@ class FedVRAU:
         beta = inverse_of_mean(self.gamma, cohort)
         (moved, by), work = cohort.update_mean("alternate", state.z)
         u = state.u - beta * by["dual"]
-        z = cohort.project(state.z + beta * aggregated(self.d, moved, by, work, cohort) - u)
-        if self.server_set is not None:
-            z = z.replace(x=Vector(self.server_set.project(z.x.tree)))
-        return state.next(z=z, u=u)
+        z = state.z + beta * aggregated(self.d, moved, by, work, cohort) - u
+        if self.server_set is None:
+            return state.next(z=cohort.project(z), u=u)
+        return state.next(z=z.replace(x=Vector(self.server_set.project(z.x.tree))), u=u)
 
     def alternate(self, client: Client, z: Sequences) -> tuple[Any, Sequences]:
         u, gamma, eta = client.state, client.at(self.gamma).one, client.at(self.lr)["x"]
 
         def own_step(z_i: Sequences, k: Any, key: Any) -> Sequences:
             y = z_i.y - self.client_lr * client.direction(z_i, client.sample(key)).y
-            if self.client_set is not None:
-                y = Vector(self.client_set.project(y.tree))
-            return client.project_local(z_i.replace(y=y))
+            if self.client_set is None:
+                return client.project_local(z_i.replace(y=y))
+            return z_i.replace(y=Vector(self.client_set.project(y.tree)))
 
         def step(z_i: Sequences, k: Any, key: Any) -> Sequences:
             g = client.direction(z_i, client.sample(key)).x + self.weight_decay * z_i.x

@@ -150,7 +150,14 @@ METHODS: dict[str, Row] = {
         ),
         Row(FedDyn, "dynamic regularisation: a dual per client", "1", "dim x", _EXACT, client_state="dual"),
         Row(FedADMM, "consensus ADMM with local steps", "1", "dim x", _EXACT, client_state="dual"),
-        Row(FedPD, "primal-dual, may skip communication", "1", "dim x", _EXACT, client_state="dual"),
+        Row(
+            FedPD,
+            "primal-dual, may skip communication",
+            "1",
+            "dim x",
+            _EXACT + " with skip = 0",
+            client_state="dual",
+        ),
         Row(
             FedVRA,
             "duals with adaptive dual and aggregation step sizes: ADMM, FedDyn, FedProx and more in one",

@@ -75,7 +75,7 @@ class SimFBO:
     def check(self, problem: Problem, population: int) -> None:
         check_coefficients(self.coefficients, self.local_steps, population)
         check_radius(self.radius, problem)
-        check_drift(self.drift)
+        check_drift(self.drift, self.lr, self.server_lr)
         check_server(self.server, problem, self.server_lr)
 
     def init(self, problem: Problem, z: Sequences) -> ServerState:
@@ -87,7 +87,7 @@ class SimFBO:
     def round(self, state: ServerState, cohort: Cohort) -> ServerState:
         gamma = (self.lr if self.server_lr is None else self.server_lr).at(state.round)
         q, scaled = cohort.update_mean("steps", state.z, self.drift.told(state.duals))
-        q, duals = self.drift.step(q, scaled, state.duals, cohort, self.lr.at(state.round))
+        q, duals = self.drift.step(q, scaled, state.duals, cohort, self.lr, state.round)
         z, optimiser = self.server.step(state.z, q, gamma, state.optimiser)
         z = cohort.project(z)
         if self.radius is not None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from rookery.algorithms.local_steps import descend
-from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, State, Steps, method, struct
-from rookery.federation.steps import is_whole
+from rookery.federation.method import Rates, State, method, struct
+from rookery.federation.steps import check_count
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -44,15 +43,14 @@ class VRLSGD:
     """
 
     lr: Rates
-    local_steps: Steps = 1
+    local_steps: int = 1
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")
     participation = "all"
 
     def check(self, problem: Problem, population: int) -> None:
-        if not is_whole(self.local_steps):
-            raise InputError(f"local_steps: {self.local_steps} was given; VRLSGD needs one number for all clients")
+        check_count("local_steps", self.local_steps)
 
     def client(self, problem: Problem, z: Sequences) -> VRLClient:
         shared = z.only(problem.shared)
@@ -63,8 +61,9 @@ class VRLSGD:
 
     def steps(self, client: Client, z: Sequences) -> tuple[Sequences, VRLClient]:
         kept, eta = client.state, client.at(self.lr)
-        per_step = eta.map(lambda rate: jnp.where(client.round > 0, 1 / (rate * self.local_steps), 0))
-        delta = kept.delta + per_step * (z - kept.x)
+        before = self.lr.at(client.round - 1, client.index)  # the step sizes that led to the client's last point
+        since = jnp.where(client.round > 0, 1, 0) / jnp.asarray(self.local_steps, client.dtype)
+        delta = kept.delta + before.inverse() * ((z - kept.x) * since)
         corrected = lambda g, x: g + self.weight_decay * x - delta
         moved = descend(client, z, eta, self.local_steps, correct=corrected).moved
         return moved, VRLClient(delta=delta, x=z + moved)

@@ -139,9 +139,10 @@ def bind(program: T, problem: Problem, population: int) -> T:
     """The method made ready for a problem: plain numbers become rates, and every field is checked, on the host."""
     owner: Any = program
     if owner.kinds is not None and problem.kind not in owner.kinds:
+        others = "SimFBO or FedBiO" if problem.local else "SimFBO, FedBiO, FedBiOAcc or FedMSA"
         raise InputError(
             f"{type(program).__name__}: it solves {' and '.join(owner.kinds)} problems, and this one is "
-            f"{problem.kind}; use a method for every kind: SimFBO, FedBiO, FedBiOAcc or FedMSA"
+            f"{problem.kind}; use a method for every kind: {others}"
         )
     local = [name for name in problem.local if "local" not in owner.scopes]
     if local:
@@ -163,6 +164,8 @@ def _bound(owner: Any, names: tuple[str, ...], shared: tuple[str, ...], populati
         if re.search(r"\bRates\b", declared):
             changes[field.name] = _rates(argument, value, declared, names, population)
         elif re.search(r"\bAmount\b", declared):
+            if value is None:
+                raise InputError(f"{argument}: None was given; a number, a schedule or rk.PerClient is needed")
             if isinstance(value, PerClient) or not dataclasses.is_dataclass(value):
                 changes[field.name] = value if isinstance(value, Rates) else Rates(value)
                 changes[field.name].check(argument, (), population)
@@ -171,8 +174,10 @@ def _bound(owner: Any, names: tuple[str, ...], shared: tuple[str, ...], populati
         elif re.search(r"Steps\b", declared):
             check_steps(argument, value, population)
         elif declared.startswith("float") and value is not None:
+            if callable(value):
+                raise InputError(f"{argument}: a function was given; one number for the whole run is needed")
             Rates(value).check(argument, ())
-        elif getattr(value, "component", False):
+        elif getattr(value, "component", False) and not isinstance(value, type):
             changes[field.name] = _bound(value, shared, shared, population, f"{argument}.")
     return dataclasses.replace(owner, **changes)
 

@@ -24,6 +24,8 @@ Amount = Any  # in a method's fields: one number for all sequences, a schedule o
 class PerClient:
     """A number of each client's own, in the place of one for all: a table with one entry per client.
 
+    A function of the round may give one, for numbers that change over clients and rounds.
+
     >>> Rates(PerClient([0.1, 0.2])).at(0, 1)["x"].item()
     0.20000000298023224
     """
@@ -79,13 +81,24 @@ class Rates:
         """The numbers at a round or iteration, for a client: schedules are called with it."""
 
         def now(rate: Any) -> Any:
-            if isinstance(rate, PerClient):
-                if client is None:
-                    raise InputError(f"{rate}: a number of each client's own was given where the server needs one")
-                return rate.at(client)
-            return rate(time) if callable(rate) else rate
+            rate = rate(time) if callable(rate) else rate
+            if not isinstance(rate, PerClient):
+                return rate
+            if client is None:
+                raise InputError("rates: a number of each client's own was given where the server needs one for all")
+            return rate.at(client)
 
         return self.map(now)
+
+    @property
+    def varies(self) -> bool:
+        """Whether some entry is a client's own, in the first round."""
+        now = [rate(0) if callable(rate) else rate for rate in self._entries.values()]
+        return any(isinstance(rate, PerClient) for rate in now)
+
+    def inverse(self) -> Rates:
+        """One over every number, and 0 for 0."""
+        return self.map(lambda rate: jnp.where(rate == 0, 0, 1 / jnp.where(rate == 0, 1, rate)))
 
     @property
     def one(self) -> Any:
@@ -111,13 +124,16 @@ class Rates:
         """Refuses names that the problem does not have, sequences without a rate, and rates that are no numbers."""
         names = tuple(names)
         for name, rate in self._entries.items():
+            if name != _DEFAULT and not names:
+                raise InputError(f"{argument}: Rates was given; one number for all sequences is needed")
             if name != _DEFAULT and name not in names:
                 raise InputError(
                     f"{argument}: there is no sequence {name!r}{nearest(name, names)}; "
                     f"this problem has {', '.join(names)}"
                 )
-            if isinstance(rate, PerClient) and population is not None:
-                rate.check(f"{argument}.{name}", population)
+            now = rate(0) if callable(rate) and population is not None else rate
+            if isinstance(now, PerClient) and population is not None:
+                now.check(f"{argument}.{name}", population)
             elif not callable(rate) and not _is_finite_number(rate):
                 raise InputError(f"{argument}.{name}: {rate!r} was given; a finite number or a schedule is needed")
         missing = [name for name in names if name not in self._entries]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jax.tree_util import DictKey, register_pytree_with_keys_class
 
@@ -136,12 +137,15 @@ def check_server(server: Any, problem: Problem, server_lr: Any = None) -> None:
             f"server: {server!r} was given; rk.ServerOptimiser(optax.adam, learning_rate=0.1), or a mapping from "
             "sequences to such, is needed"
         )
+    for name, value in server.options.items():
+        if _is_traced(value) and not np.isfinite(value).all():
+            raise InputError(f"server.{name}: {value} was given; a finite number is needed")
     if server_lr is not None:
         raise InputError("server_lr: it was given together with server, which has a step size of its own")
     try:
         made = server.constructor(**{name: _plain(value) for name, value in server.options.items()})
-        if not (callable(made.init) and callable(made.update)):
-            raise TypeError("it has no init and update")
+        zero = {"x": np.zeros(1, np.float32)}
+        jax.eval_shape(lambda: made.update(zero, made.init(zero), zero))
     except Exception as raised:
         raise InputError(f"server: {server} cannot be built: {raised}") from None
 

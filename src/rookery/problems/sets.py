@@ -1,4 +1,4 @@
-"""Constraint sets: objects that project a sequence onto themselves. Imports vectors only."""
+"""Constraint sets: objects that project a sequence onto themselves. Imports errors and vectors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
+from rookery.errors import InputError
 from rookery.vectors import Tree, Vector
 
 
@@ -43,6 +44,10 @@ class Box:
     low: float
     high: float
 
+    def __post_init__(self):
+        if not self.low <= self.high:
+            raise InputError(f"Box: low = {self.low}, high = {self.high} were given; low <= high is needed")
+
     def project(self, tree: Tree) -> Tree:
         return jax.tree.map(lambda leaf: jnp.clip(leaf, self.low, self.high), tree)
 
@@ -52,6 +57,10 @@ class Ball:
     """Vectors of Euclidean norm at most `radius`, over all leaves together."""
 
     radius: float
+
+    def __post_init__(self):
+        if not self.radius >= 0:
+            raise InputError(f"Ball: radius = {self.radius} was given; it must not be negative")
 
     def project(self, tree: Tree) -> Tree:
         return ball(Vector(tree), self.radius).tree

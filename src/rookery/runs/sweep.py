@@ -21,7 +21,7 @@ from rookery.federation.ledger import Ledger
 from rookery.federation.method import has_start
 from rookery.federation.rates import Rates
 from rookery.federation.sampling import All, Sampling
-from rookery.federation.server import ServerOptimiser
+from rookery.federation.server import PerSequence, ServerOptimiser
 from rookery.problems.base import Problem
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result
@@ -129,6 +129,8 @@ def set_field(target: Any, path: str, value: Any) -> Any:
     head, _, rest = path.partition(".")
     if isinstance(target, (Rates, ServerOptimiser)):
         return target.replace(**{path: value})
+    if isinstance(target, PerSequence) and head in target.optimisers:
+        return PerSequence(target.optimisers | {head: set_field(target.optimisers[head], rest, value)})
     names = [field.name for field in dataclasses.fields(target)] if hasattr(target, "__dataclass_fields__") else []
     if head not in names:
         raise unknown("over", path, [*names, *RUN_OPTIONS])

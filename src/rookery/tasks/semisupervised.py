@@ -127,5 +127,7 @@ def accuracy(
 ) -> dict[str, jax.Array]:
     """Test accuracy and test loss of the network, and how many pseudo-labels are right."""
     found = classification(jax.vmap(lambda image: logits(z.x, image))(images), labels)
+    if not hidden_labels.size:
+        return found
     pseudo = jnp.argmax(z.y.reshape(-1, z.y.shape[-1])[place], axis=1)
     return found | {"pseudo_labels": jnp.mean(pseudo == hidden_labels)}
