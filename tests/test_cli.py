@@ -65,11 +65,12 @@ def test_the_command_is_the_library(tmp_path):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_be_given_from_the_shell(name):
-    options = parse_options("hyperrep", TASKS["hyperrep"], METHODS[name], ["--method.lr.y", "0.5", "--cohort", "7"])
+    uses = METHODS[name].method.uses
+    own = "x" if isinstance(uses, tuple) and "y" not in uses else "y"  # the options are those of what it uses
+    flags = [f"--method.lr.{own}", "0.5", "--cohort", "7"]
+    options = parse_options("hyperrep", TASKS["hyperrep"], METHODS[name], flags)
     assert isinstance(options.method, METHODS[name].method)
-    assert options.method.lr["x"] == 0.2
-    if "y" in (options.method.uses or ("y",)):
-        assert options.method.lr["y"] == 0.5
+    assert options.method.lr[own] == 0.5 and options.method.lr["x"] == (0.5 if own == "x" else 0.2)
     assert options.run.cohort == 7
     steps = "local_steps" if hasattr(options.method, "local_steps") else "upper_steps"
     assert getattr(options.method, steps) == 1
