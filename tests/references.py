@@ -7,12 +7,13 @@ carries sums instead. Mutation tests call `agrees` with other classes in a metho
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -691,13 +692,33 @@ def gap(bed: Bed, state: State, result: rk.Result) -> float:
     return float(np.max(gaps))
 
 
+def options_of(cls: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for a class: one from a fresh module gets components of the kinds that its module knows."""
+    options = dict(options)
+    for name, union in (("hypergradient", "Estimator"), ("drift", "Drift")):
+        given = options.get(name)
+        if given is not None:
+            kinds = {kind.__name__: kind for kind in get_args(cls.check.__globals__[union])}
+            values = {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
+            if type(values.get("d")).__name__ == "InverseProbability":
+                values["d"] = "inverse-probability"
+            options[name] = kinds[type(given).__name__](**values)
+    return options
+
+
+def made(name: str, cls: type | None, options: Mapping[str, Any]) -> Any:
+    """The method with these options, or another class in its place."""
+    owner: Any = cls or METHODS[name].method
+    return owner(**options_of(owner, options))
+
+
 def agrees(setting: Setting, cls: type | None = None, engine: Any = "local") -> None:
     """The library's run ends where the reference does; under sampling, where it does for one sequence of cohorts.
 
     Which cohorts a seed draws is no business of a method, so all of them are tried: two that differ lie far apart.
     """
     bed = bed_of(setting.bed)
-    method = (cls or METHODS[setting.method].method)(**setting.options)
+    method = made(setting.method, cls, setting.options)
     sampling = None if setting.probabilities is None else rk.Weighted(setting.probabilities)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*\(a \+ d\) eta gamma Q~")  # trajectories are compared, not ends

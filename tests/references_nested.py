@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ import numpy as np
 
 import references
 import rookery as rk
-from references import CHANCES, TOLERANCE, WEIGHTS, Bed, State, steps_of, unbiased
+from references import CHANCES, TOLERANCE, WEIGHTS, Bed, State, made, steps_of, unbiased
 from rookery.algorithms.registry import METHODS
 from rookery.engines.eager import Eager
 from rookery.federation.client import Client
@@ -501,23 +501,6 @@ def outcomes(name: str) -> tuple[State, ...]:
             for draw in draws(setting, cohort)
         ]
     return tuple(ends)
-
-
-def options_of(cls: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options for a class: one from a fresh module gets estimators of the kinds that its module knows."""
-    options = dict(options)
-    if "hypergradient" in options:
-        given = options["hypergradient"]
-        kinds = {kind.__name__: kind for kind in get_args(cls.check.__globals__["Estimator"])}
-        values = {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
-        options["hypergradient"] = kinds[type(given).__name__](**values)
-    return options
-
-
-def made(name: str, cls: type | None, options: Mapping[str, Any]) -> Any:
-    """The method with these options, or another class in its place."""
-    owner: Any = cls or METHODS[name].method
-    return owner(**options_of(owner, options))
 
 
 # Seeds whose first two truncation indices have something to do: test_engines_draw_the_same says which they are.

@@ -213,6 +213,15 @@ def test_fedpd_skips_communication():
     assert plain.ledger.oracles["gradients"] == 10 * 4 * 2
 
 
+def test_fedpds_local_rounds_have_samples_of_their_own():
+    """The gradient of an example's loss is its own unit vector, so x shows which were drawn."""
+    problem, clients = rk.Single(lambda x, e: x @ e["row"]), rk.federate([{"row": np.eye(40)}])
+    method = rk.FedPD(lr=1.0, eta=1e6, skip=0.95)
+    result = rk.run(problem, method, clients, x=np.zeros(40), rounds=1, batch_size=1, seed=1)
+    rounds = result.ledger.samples
+    assert rounds > 4 and (np.abs(result.x) > 0.5).sum() > rounds / 2
+
+
 @pytest.mark.parametrize(
     ("method", "sentence"),
     [
