@@ -149,7 +149,7 @@ def fedpd(
 def _server_step(bed: Bed, state: State, cohort: Cohort, moved: dict, options: dict) -> dict[str, Any]:
     """Steps 14, 19 and 20 of FedVRA."""
     at, p = state["round"], bed.weights
-    gamma = [number(options["gamma"], at, i) for i in range(bed.population)]
+    gamma = [number(options.get("gamma", 0.1), at, i) for i in range(bed.population)]
     beta = 1 / sum(p[i] * gamma[i] for i in range(bed.population))
     dual, common = rows(bed, state, "dual"), vector(state, "common")
     d = options.get("d", "inverse-probability")
@@ -173,7 +173,7 @@ def fedvra(bed: Bed, state: State, cohort: Cohort, lr: Any, **options: Any) -> S
     decay = options.get("weight_decay", 0.0)
 
     def pull(i: int):
-        gamma = number(options["gamma"], state["round"], i)
+        gamma = number(options.get("gamma", 0.1), state["round"], i)
         return lambda z: decay * z - dual[i] + gamma * (z - x)
 
     steps = options.get("local_steps", 1)
@@ -198,7 +198,7 @@ def fedvrau(
                 z = bed.project(z, ("y",))
             else:
                 z[y_part] = client_set.numpy(z[y_part])
-        gamma, eta = number(options["gamma"], state["round"], i), rates(bed, lr, state["round"], i)
+        gamma, eta = number(options.get("gamma", 0.1), state["round"], i), rates(bed, lr, state["round"], i)
         for _ in range(steps_of(options.get("local_steps", 1), i)):
             d = bed.direction(i, z) + decay * z - dual[i] + gamma * (z - x)
             z = np.where(bed.shared, z - eta * d, z)
@@ -279,7 +279,7 @@ SETTINGS += [
     Setting("each its own", "fedvra", "single", {"lr": rk.PerClient([0.1, 0.2, 0.15]), "local_steps": UNEQUAL, **EACH}, CHANCES),
     Setting("equal progress", "fedvra", "single", {"lr": 0.1, "local_steps": UNEQUAL, **VRA, "d": "equal-progress"}, CHANCES),
     Setting("a schedule", "fedvra", "single", {"lr": 0.1, "gamma": 0.5, "a": lambda r: 0.5 + 0.3 * r, "d": lambda r: 1.2 - 0.2 * r}, CHANCES),
-    Setting("defaults", "fedvra", "single", {"lr": 0.1, "gamma": 0.1, "local_steps": 3}),
+    Setting("defaults", "fedvra", "single", {"lr": 0.1, "local_steps": 3}),
     Setting(
         "everything", "fedvrau", "joint with sets",
         {"lr": FALLING, "local_steps": UNEQUAL, "client_lr": 0.3, "client_steps": rk.FixedSteps([3, 1, 2]), "weight_decay": 0.2, **EACH}, CHANCES,
@@ -289,5 +289,5 @@ SETTINGS += [
         {"lr": 0.1, "local_steps": 2, "client_lr": 0.3, "client_steps": 2, "client_set": LOW, "server_set": LOW, **VRA}, CHANCES,
     ),
     Setting("equal progress", "fedvrau", "joint without sets", {"lr": 0.1, "local_steps": UNEQUAL, **VRA, "d": "equal-progress"}, CHANCES),
-    Setting("defaults", "fedvrau", "joint without sets", {"lr": 0.1, "gamma": 0.1}),
+    Setting("defaults", "fedvrau", "joint without sets", {"lr": 0.1}),
 ]  # fmt: skip

@@ -55,7 +55,22 @@ JUDGES: dict[str, tuple[str, ...]] = {
 
 # File -> mutants that no check can catch, and why.
 _FACTOR = "LFedNest.descend.step.term | fresh = client.sample(jax.random.fold_in(key, t + 1), only='lower') | "
+_VISITS = "FedBiOAccLocal.iterations | return (moved, LocalAccClient(z=z_i, m=m_i, visits=kept.visits + 1)) | "
 SURVIVORS: dict[str, dict[str, str]] = {
+    "fedmsa": {
+        "FedMSA.spider | steps = jnp.where(client.round > 0, self.local_steps, 1) | 1 -> 0": (
+            "a loop of -1 steps is one of none"
+        ),
+    },
+    "fedbioacc_local": {
+        "FedBiOAccLocal.iterations | first = lambda: self.hypergradient.fields(client, [z_i], client.key)[0] | 0 -> -1": (
+            "the list has one entry"
+        ),
+        "FedBiOAccLocal.iterations | m_i = own.merged(jax.tree.map(partial(jnp.where, client.round == 0), "
+        "own.only(m.names), m)) | m -> z": "their names are the same",
+        _VISITS + "1 -> 2": "it matters only whether it is 0",
+        _VISITS + "kept.visits + 1 -> kept.visits - 1": "it matters only whether it is 0",
+    },
     "local_steps": {
         "descend | z_i, q, norm = client.loop(work, step, (client.enter(z), z.zeros(), norm), key) | key -> client.key": (
             "only FedPD gives a key; test_family.py looks at its samples"

@@ -75,7 +75,7 @@ class FedVRA:
         check_gamma(self.gamma)
 
     def advise(self, plan: Plan) -> list[str]:
-        return too_large(plan, self.lr, self.gamma, self.a, self.d, self.local_steps)
+        return check_convergence(plan, self.lr, self.gamma, self.a, self.d, self.local_steps)
 
     def init(self, problem: Problem, z: Sequences) -> FedVRAState:
         return FedVRAState(z, first_round(), u=z.zeros())
@@ -133,7 +133,7 @@ def aggregated(d: Any, moved: Sequences, by: dict, work: Any, cohort: Cohort) ->
     return by["primal"] * (work / cohort.weight**2) if isinstance(d, EqualProgress) else by["primal"]
 
 
-def too_large(plan: Plan, lr: Rates, gamma: Rates, a: Rates, d: Any, work: Any) -> list[str]:
+def check_convergence(plan: Plan, lr: Rates, gamma: Rates, a: Rates, d: Any, work: Any) -> list[str]:
     """A sentence when (a + d) eta gamma Q~ > 1 for some client in the first round."""
     worst = 0.0
     for i in range(plan.population):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from rookery.algorithms.drift import wrap_d
-from rookery.algorithms.fedvra import FedVRAState, aggregated, check_gamma, inverse_of_mean, too_large, upload
+from rookery.algorithms.fedvra import FedVRAState, aggregated, check_convergence, check_gamma, inverse_of_mean, upload
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
@@ -77,7 +77,7 @@ class FedVRAU:
                 raise InputError(f"{name}: {given!r} was given; a set such as rk.Simplex(), or None, is needed")
 
     def advise(self, plan: Plan) -> list[str]:
-        return too_large(plan, self.lr, self.gamma, self.a, self.d, self.local_steps)
+        return check_convergence(plan, self.lr, self.gamma, self.a, self.d, self.local_steps)
 
     def init(self, problem: Problem, z: Sequences) -> FedVRAState:
         return FedVRAState(z, first_round(), u=z.zeros())
