@@ -315,3 +315,10 @@ def test_family_is_for_one_level():
     with pytest.raises(rk.InputError, match="Scaffold: it solves single and joint problems, and this one is bilevel"):
         exact = bed("E1")
         rk.run(exact.problem, rk.Scaffold(lr=rk.Rates(0.1)), exact.clients, rounds=1, **exact.start())
+
+
+def test_fedvrau_counts_the_gradients_that_it_takes():
+    exact = bed("E1a-joint")
+    method = rk.FedVRAU(lr=0.05, gamma=0.2, a=0.5, local_steps=3, client_lr=0.3, client_steps=2)
+    result = rk.run(exact.problem, method, exact.clients, rounds=4, batch_size=2, **exact.start())
+    assert result.ledger.oracles["gradients"] == 4 * 3 * (3 + 2) and result.ledger.samples == 2 * 4 * 3 * (3 + 2)

@@ -98,13 +98,13 @@ class FedVRAU:
         u, gamma, eta = client.state, client.at(self.gamma).one, client.at(self.lr)["x"]
 
         def own_step(z_i: Sequences, k: Any, key: Any) -> Sequences:
-            y = z_i.y - self.client_lr * client.direction(z_i, client.sample(key)).y
+            y = z_i.y - self.client_lr * client.part("y", z_i, client.sample(key))
             if self.client_set is None:
                 return client.project_local(z_i.replace(y=y))
             return z_i.replace(y=Vector(self.client_set.project(y.tree)))
 
         def step(z_i: Sequences, k: Any, key: Any) -> Sequences:
-            g = client.direction(z_i, client.sample(key)).x + self.weight_decay * z_i.x
+            g = client.part("x", z_i, client.sample(key)) + self.weight_decay * z_i.x
             return z_i.replace(x=z_i.x - eta * (g + gamma * (z_i.x - z.x - u.x)))
 
         z_i = client.loop(self.client_steps, own_step, client.enter(z), jax.random.fold_in(client.key, 1))

@@ -195,6 +195,11 @@ class Client:
             self._calls.count(name, calls)
         return Sequences.of(self._problem.direction(z.trees(), self._batches(sample)))
 
+    def part(self, name: str, z: Sequences, sample: Sample) -> Vector:
+        """D_i(z; sample) of one sequence, for methods that move one at a time: counted as one gradient."""
+        self._calls.count("gradients", 1)
+        return Vector(self._problem.direction(z.trees(), self._batches(sample))[name])
+
     def lower_grad(self, x: Vector, y: Vector, sample: Sample) -> Vector:
         """grad_y g_i(x, y)."""
         self._calls.count("gradients", 1)
