@@ -160,11 +160,13 @@ def _single_loss(x, e):
     return 0.5 * x @ e["P"] @ x + e["r"] @ x
 
 
-def _single() -> Bed:
+def _single(bounded: bool = False) -> Bed:
     """One level: D.x = P x + r."""
     records = [{"P": record["P"], "r": record["r"]} for record in _records(3, 1)]
     matrices, offsets = (np.stack([record[key][0] for record in records]) for key in "Pr")
-    return Bed(rk.Single(_single_loss), rk.federate(records, WEIGHTS), matrices, offsets, _parts(x=3))
+    problem = rk.Single(_single_loss, x_set=rk.Ball(0.6) if bounded else None)
+    sets: dict[str, Any] = {"x": lambda x: into_ball(x, 0.6)} if bounded else {}
+    return Bed(problem, rk.federate(records, WEIGHTS), matrices, offsets, _parts(x=3), sets=sets)
 
 
 def _minimax() -> Bed:
@@ -202,6 +204,7 @@ _BEDS: dict[str, Callable[[], Bed]] = {
     "joint with sets": _joint,
     "joint without sets": lambda: _joint(bounded=False),
     "single": _single,
+    "single with a set": lambda: _single(bounded=True),
 }
 
 
@@ -796,10 +799,13 @@ def work_is_the_norm(descend: Callable[..., Any], engine: Any = "local") -> None
     assert abs(float(result.x) - 3.5) <= TOLERANCE
 
 
+SAMPLING_CHECKS: dict[str, list[Callable[..., None]]] = {}  # those of other files
+
+
 def sampling_checks(name: str) -> list[Callable[..., None]]:
     """The checks of a method's samples, each a function of (cls, engine); a method without a reference has none."""
     if name not in ("simfbo", "shrofbo", "fedbio", "fedavg", "fedbioacc"):
-        return []
+        return SAMPLING_CHECKS.get(name, [])
     fresh: Callable[..., None] = lambda cls=None, engine="local": samples_are_fresh(name, cls, engine)
     if name == "fedbioacc":
         return [fresh, samples_are_shared_by_both_points, first_batch_is_taken_once]

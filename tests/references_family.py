@@ -14,6 +14,7 @@ import rookery as rk
 from references import (
     CHANCES,
     REFERENCES,
+    SAMPLING_CHECKS,
     SETTINGS,
     TWO,
     UNEQUAL,
@@ -212,6 +213,43 @@ def fedvrau(
     return {**state, "z": new, "own": own, "round": state["round"] + 1, **done}
 
 
+def _slope(x, e):
+    return x @ e["row"]
+
+
+def fedpd_skips(cls: type | None = None, engine: Any = "local") -> None:
+    """R local rounds between aggregations: as many gradients as P(R = r) = (1 - p) p^(r-1) makes likely; 1 at p = 0."""
+    clients = rk.federate([{"row": np.eye(40)}])
+    for skip, rounds, low, high in ((0.75, 100, 3.2, 5.0), (0.3, 100, 1.2, 1.7), (0.0, 5, 1.0, 1.0)):
+        method = (cls or rk.FedPD)(lr=0.01, skip=skip, local_steps=2)
+        result = rk.run(rk.Single(_slope), method, clients, x=np.zeros(40), rounds=rounds, engine=engine)
+        assert result.ledger.exchanges == rounds
+        assert low <= result.ledger.oracles["gradients"] / (2 * rounds) <= high
+
+
+def fedpd_draws(cls: type | None = None, engine: Any = "local") -> None:
+    """The gradient of an example's loss is its own unit vector, so x shows which were drawn: new ones in every local
+    round."""
+    clients = rk.federate([{"row": np.eye(40)}])
+    method = (cls or rk.FedPD)(lr=1.0, eta=1e6, skip=0.95)
+    result = rk.run(rk.Single(_slope), method, clients, x=np.zeros(40), rounds=1, batch_size=1, seed=1, engine=engine)
+    assert result.ledger.samples > 4 and (np.abs(result.x) > 0.5).sum() > result.ledger.samples / 2
+
+
+def _two_slopes(x, y, e):
+    return (x + y) @ e["row"]
+
+
+def fedvrau_draws(cls: type | None = None, engine: Any = "local") -> None:
+    """As for FedPD: every step on y and every step on x draws an example of its own."""
+    clients = rk.federate([{"row": np.eye(40)}])
+    method = (cls or rk.FedVRAU)(lr=1.0, gamma=0.0, local_steps=6, client_lr=1.0, client_steps=6)
+    start = {"x": np.zeros(40), "y": np.zeros(40)}
+    result = rk.run(rk.Joint(_two_slopes), method, clients, **start, rounds=1, batch_size=1, engine=engine)
+    x, y = (np.abs(point) > 0.5 for point in (result.x, result.local[0]["y"]))
+    assert x.sum() > 3 and y.sum() > 3 and (x != y).any()
+
+
 FAMILY = {
     "fedprox": fedprox,
     "fednova": fednova,
@@ -261,6 +299,7 @@ EACH = {"gamma": rk.PerClient([0.4, 0.9, 0.6]), "a": rk.PerClient([0.5, 1.2, 0.8
 VRA = {"gamma": 0.6, "a": 0.8}
 
 REFERENCES |= FAMILY
+SAMPLING_CHECKS |= {"fedpd": [fedpd_skips, fedpd_draws], "fedvrau": [fedvrau_draws]}
 SETTINGS += [
     *_family("fedprox", mu=0.7),
     Setting("normalised", "fedprox", "single", {"lr": 0.1, "mu": 0.7, "local_steps": UNEQUAL, "normalised": True}, CHANCES),
@@ -275,6 +314,7 @@ SETTINGS += [
     Setting("defaults", "fedadmm", "single", {"lr": 0.1, "local_steps": 3}),
     *_family("fedpd", sampled=False, joint=False, eta=1.6),
     Setting("defaults", "fedpd", "single", {"lr": 0.1, "local_steps": 3}),
+    Setting("with a set", "fedpd", "single with a set", {"lr": 0.3, "local_steps": 3}),
     *_family("fedvra", **VRA),
     Setting("each its own", "fedvra", "single", {"lr": rk.PerClient([0.1, 0.2, 0.15]), "local_steps": UNEQUAL, **EACH}, CHANCES),
     Setting("equal progress", "fedvra", "single", {"lr": 0.1, "local_steps": UNEQUAL, **VRA, "d": "equal-progress"}, CHANCES),

@@ -635,12 +635,24 @@ _TWO = {"lr": rk.Rates(0.1), "lower_steps": 2, "upper_steps": 2}
 _SVRG, _SGD, _UPPER = "gp gp gq gq", "gp gq", "xm xm xn xn"
 _FACTORS = ("", "h1", "h1 h2", "h1 h2 h3")
 
+_DEEP = 2  # lower rounds, so many that a gradient and a Hessian product meet in one exchange
+
+
+def _deep(q: int) -> str:
+    """AggITD's calls with its index at q."""
+    rounds = [
+        f"ga{t} {f'yb{t}' if t == q else f'hc{t}' if t > q else ''} gp{t} gp{t} gq{t} gq{t}" for t in range(_DEEP)
+    ]
+    return f"{' '.join(rounds)} {'yb' if q == _DEEP else 'hc'} xe cf {_UPPER}"
+
+
 LISTENED = [
     Listened("fednest", _TWO | {"neumann_terms": 2}, (f"ga {_SVRG} yb hc hd xe cf {_UPPER}",), index=2),
     Listened(
         "fednest", _TWO | {"neumann_terms": 2, "lower_solver": "sgd"}, (f"{_SGD} yb hc hd xe cf {_UPPER}",), index=2
     ),
     Listened("aggitd", _TWO, (f"ga yb {_SVRG} hc xe cf {_UPPER}", f"ga {_SVRG} yb xe cf {_UPPER}"), index=2),
+    Listened("aggitd", _TWO | {"lower_rounds": _DEEP}, tuple(_deep(q) for q in range(_DEEP + 1)), index=_DEEP + 1),
     Listened(
         "aggitd",
         _TWO | {"lower_solver": "sgd"},

@@ -55,8 +55,38 @@ JUDGES: dict[str, tuple[str, ...]] = {
 
 # File -> mutants that no check can catch, and why.
 _FACTOR = "LFedNest.descend.step.term | fresh = client.sample(jax.random.fold_in(key, t + 1), only='lower') | "
+_NEXT = (
+    "AggITD.aggregate.next_z | return jax.tree.map(lambda new, old, b: jnp.where(t == first, b, jnp.where(t > first, new, "
+    "old)), started, z, product) | "
+)
+_FOLD = "AggITD.product | key = jax.random.fold_in(client.key, 1) | "
+_VRL = "VRLSGD.round | return state.next(z=cohort.project(state.z + cohort.update_mean('steps', state.z))) | "
+_PD = "FedPD.round | return state.next(z=cohort.project(state.z + cohort.update_mean('local_rounds', state.z, rounds))) | "
 _VISITS = "FedBiOAccLocal.iterations | return (moved, LocalAccClient(z=z_i, m=m_i, visits=kept.visits + 1)) | "
 SURVIVORS: dict[str, dict[str, str]] = {
+    "aggitd": {
+        _NEXT + "old -> new": "before Q z and the product are 0",
+        _NEXT + "z -> y": "before Q it is not read",
+        "AggITD.product | at = lambda: client.upper_grad_y(x, y, client.sample(key, only='upper')) | key -> client.key": (
+            "no other upper examples are drawn in that exchange"
+        ),
+        _FOLD + "1 -> 0": "any number gives a key of its own",
+        _FOLD + "1 -> 2": "any number gives a key of its own",
+    },
+    "vrlsgd": {
+        _VRL + "cohort.update_mean -> cohort.update_average": "all clients take part",
+        _VRL + "cohort.update_mean -> cohort.update_sum": "all clients take part",
+    },
+    "fedpd": {
+        _PD + "cohort.update_mean -> cohort.update_average": "all clients take part",
+        _PD + "cohort.update_mean -> cohort.update_sum": "all clients take part",
+        "geometric | draws = jnp.floor(jnp.log(u) / jnp.log(jnp.maximum(skip, 1e-30))) | 1e-30 -> -1.0": (
+            "it is for skip = 0, whose draws are not taken"
+        ),
+        "geometric | return 1 + jnp.where(skip > 0, draws, 0).astype(jnp.int32) | 0 -> -1": (
+            "at skip = 0 the draws are 0 as well"
+        ),
+    },
     "fedmsa": {
         "FedMSA.spider | steps = jnp.where(client.round > 0, self.local_steps, 1) | 1 -> 0": (
             "a loop of -1 steps is one of none"

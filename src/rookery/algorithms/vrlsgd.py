@@ -61,9 +61,9 @@ class VRLSGD:
 
     def steps(self, client: Client, z: Sequences) -> tuple[Sequences, VRLClient]:
         kept, eta = client.state, client.at(self.lr)
-        before = self.lr.at(client.round - 1, client.index)  # the step sizes that led to the client's last point
-        since = jnp.where(client.round > 0, 1, 0) / jnp.asarray(self.local_steps, client.dtype)
-        delta = kept.delta + before.inverse() * ((z - kept.x) * since)
+        # The step sizes that led to the client's last point; in the first round that is where it is.
+        before = self.lr.at(jnp.maximum(client.round - 1, 0), client.index)
+        delta = kept.delta + before.inverse() * ((z - kept.x) / self.local_steps)
         corrected = lambda g, x: g + self.weight_decay * x - delta
         moved = descend(client, z, eta, self.local_steps, correct=corrected).moved
         return moved, VRLClient(delta=delta, x=z + moved)
