@@ -60,6 +60,10 @@ _NEXT = (
     "old)), started, z, product) | "
 )
 _FOLD = "AggITD.product | key = jax.random.fold_in(client.key, 1) | "
+_OWN = (
+    "FedVRAU.alternate | z_i = client.loop(self.client_steps, own_step, client.enter(z), "
+    "jax.random.fold_in(client.key, 1)) | "
+)
 _VRL = "VRLSGD.round | return state.next(z=cohort.project(state.z + cohort.update_mean('steps', state.z))) | "
 _PD = "FedPD.round | return state.next(z=cohort.project(state.z + cohort.update_mean('local_rounds', state.z, rounds))) | "
 _VISITS = "FedBiOAccLocal.iterations | return (moved, LocalAccClient(z=z_i, m=m_i, visits=kept.visits + 1)) | "
@@ -72,6 +76,17 @@ SURVIVORS: dict[str, dict[str, str]] = {
         ),
         _FOLD + "1 -> 0": "any number gives a key of its own",
         _FOLD + "1 -> 2": "any number gives a key of its own",
+    },
+    "fedvrau": {
+        _OWN + "1 -> 0": "any number gives keys of their own",
+        _OWN + "1 -> 2": "any number gives keys of their own",
+        "FedVRAU.alternate.own_step | return client.project_local(z_i.replace(y=y)) | z_i -> z": "x has not moved yet",
+        "FedVRAU.alternate.own_step | return z_i.replace(y=Vector(self.client_set.project(y.tree))) | z_i -> z": (
+            "x has not moved yet"
+        ),
+        "FedVRAU.round | return state.next(z=z.replace(x=Vector(self.server_set.project(z.x.tree))), u=u) | z -> state.z": (
+            "x is all there is"
+        ),
     },
     "vrlsgd": {
         _VRL + "cohort.update_mean -> cohort.update_average": "all clients take part",
