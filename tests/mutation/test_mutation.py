@@ -91,6 +91,9 @@ SURVIVORS: dict[str, dict[str, str]] = {
     "vrlsgd": {
         _VRL + "cohort.update_mean -> cohort.update_average": "all clients take part",
         _VRL + "cohort.update_mean -> cohort.update_sum": "all clients take part",
+        "VRLSGD.steps | before = self.lr.at(jnp.maximum(client.round - 1, 0), client.index) | 0 -> -1": (
+            "in the first round nothing has moved"
+        ),
     },
     "fedpd": {
         _PD + "cohort.update_mean -> cohort.update_average": "all clients take part",
