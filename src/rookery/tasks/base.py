@@ -1,4 +1,4 @@
-"""What a task is. Imports problems and data."""
+"""What a task is, and the data that tasks share. Imports problems and data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rookery.data.datasets import Dataset, digits
 from rookery.data.federated import Clients
 from rookery.data.partitions import Partition
+from rookery.errors import unknown
 from rookery.problems.base import Problem
 
 
@@ -23,6 +25,16 @@ class Assembly:
     metrics: Callable[[Any], Mapping[str, Any]] | None = None
     main_metric: str = "accuracy"  # what plots and tables show
     falling: bool = False  # whether the main metric is better when it is lower
+
+
+DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
+
+
+def find_dataset(name: str) -> Dataset:
+    """A task's data by its name on the command line."""
+    if name not in DATASETS:
+        raise unknown("task.data", name, DATASETS)
+    return DATASETS[name]()
 
 
 class Task(Protocol):

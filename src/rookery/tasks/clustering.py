@@ -10,17 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.data.datasets import digits
 from rookery.data.federated import federate
 from rookery.data.partitions import Partition
-from rookery.errors import InputError, unknown
+from rookery.errors import InputError
 from rookery.problems.kinds import Joint
 from rookery.problems.sets import Simplex
-from rookery.tasks.base import Assembly
+from rookery.tasks.base import Assembly, find_dataset
 from rookery.tasks.metrics import Metric
 from rookery.vectors import Values
-
-DATASETS = {"digits": digits}
 
 
 @dataclass(frozen=True)
@@ -59,14 +56,12 @@ class Clustering:
         return 16
 
     def assemble(self, partition: Partition, clients: int, seed: int) -> Assembly:
-        if self.data not in DATASETS:
-            raise unknown("task.data", self.data, DATASETS)
         if self.clusters < 1 or self.softness <= 0:
             raise InputError(
                 f"task: clusters = {self.clusters}, softness = {self.softness} were given; clusters >= 1 and "
                 "softness > 0 are needed"
             )
-        dataset = DATASETS[self.data]()
+        dataset = find_dataset(self.data)
         parts = partition.assign(dataset.train["label"], clients, seed)
         records = [{"image": dataset.train["image"][own], "row": np.arange(own.size, dtype=np.int32)} for own in parts]
         rows, images = max(own.size for own in parts), dataset.train["image"]

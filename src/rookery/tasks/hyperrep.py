@@ -8,16 +8,13 @@ from typing import Any
 
 import jax
 
-from rookery.data.datasets import digits
 from rookery.data.partitions import Partition
-from rookery.errors import InputError, unknown
+from rookery.errors import InputError
 from rookery.problems.bilevel import Bilevel
-from rookery.tasks.base import Assembly
+from rookery.tasks.base import Assembly, find_dataset
 from rookery.tasks.metrics import Metric, classification
 from rookery.tasks.models import apply, cross_entropy, dense, squared_norm
 from rookery.vectors import Values
-
-DATASETS = {"digits": digits}
 
 
 def logits(x: Any, y: Any, image: jax.Array) -> jax.Array:
@@ -66,11 +63,9 @@ class HyperRep:
         return 16
 
     def assemble(self, partition: Partition, clients: int, seed: int) -> Assembly:
-        if self.data not in DATASETS:
-            raise unknown("task.data", self.data, DATASETS)
         if self.hidden < 1 or self.ridge < 0:
             raise InputError(f"task: hidden = {self.hidden}, ridge = {self.ridge} were given; hidden >= 1, ridge >= 0")
-        dataset = DATASETS[self.data]()
+        dataset = find_dataset(self.data)
         width = dataset.train["image"].shape[1]
         return Assembly(
             problem=Bilevel(upper=upper, lower=Lower(self.ridge)),

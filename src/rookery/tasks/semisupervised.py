@@ -10,18 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.data.datasets import digits
 from rookery.data.federated import federate
 from rookery.data.partitions import Partition
-from rookery.errors import InputError, unknown
+from rookery.errors import InputError
 from rookery.problems.kinds import Joint
 from rookery.problems.sets import Simplex
-from rookery.tasks.base import Assembly
+from rookery.tasks.base import Assembly, find_dataset
 from rookery.tasks.metrics import Metric, classification
 from rookery.tasks.models import apply, dense
 from rookery.vectors import Values
-
-DATASETS = {"digits": digits}
 
 
 def logits(x: Any, image: jax.Array) -> jax.Array:
@@ -75,14 +72,12 @@ class SemiSupervised:
         return 16
 
     def assemble(self, partition: Partition, clients: int, seed: int) -> Assembly:
-        if self.data not in DATASETS:
-            raise unknown("task.data", self.data, DATASETS)
         if self.hidden < 1 or not 0 <= self.unlabelled < 1 or self.trust <= 0 or self.weight < 0:
             raise InputError(
                 f"task: hidden = {self.hidden}, unlabelled = {self.unlabelled}, trust = {self.trust}, weight = "
                 f"{self.weight} were given; hidden >= 1, 0 <= unlabelled < 1, trust > 0 and weight >= 0 are needed"
             )
-        dataset = DATASETS[self.data]()
+        dataset = find_dataset(self.data)
         parts = partition.assign(dataset.train["label"], clients, seed)
         records = [
             {
