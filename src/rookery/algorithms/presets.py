@@ -65,5 +65,5 @@ def from_optax(name: str, **numbers: float) -> ServerOptimiser:
     try:
         import optax
     except ImportError:
-        raise InputError("server: optax is not installed; install it with pip install 'rookery[optax]'") from None
+        raise InputError("server: optax is not installed; install it with pip install optax") from None
     return ServerOptimiser(getattr(optax, name), **numbers)
