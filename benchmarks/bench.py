@@ -29,7 +29,7 @@ from rookery.runs.prepare import precision_context, prepare
 
 def cross_entropy(x, y, e):
     """The upper loss of one example, as a user writes it."""
-    hidden = jax.nn.relu(e["image"] @ x["w"] + x["b"])
+    hidden = jax.nn.relu(e["input"] @ x["w"] + x["b"])
     return -jax.nn.log_softmax(hidden @ y["w"] + y["b"])[e["label"]]
 
 
@@ -58,8 +58,8 @@ def make_clients() -> rk.Clients:
     return rk.federate(
         [
             rk.Split(
-                lower={"image": data["lower_x"][own], "label": data["lower_y"][own]},
-                upper={"image": data["upper_x"][own], "label": data["upper_y"][own]},
+                lower={"input": data["lower_x"][own], "label": data["lower_y"][own]},
+                upper={"input": data["upper_x"][own], "label": data["upper_y"][own]},
             )
             for own in rows
         ]

@@ -22,21 +22,21 @@ all_datasets = pytest.mark.parametrize("make", TABLE.values(), ids=TABLE.keys())
 def numbered(examples=200, classes=4):
     """A dataset whose images are the numbers of the examples, so that they can be followed."""
     part = {
-        "image": np.arange(examples, dtype=np.float32)[:, None],
+        "input": np.arange(examples, dtype=np.float32)[:, None],
         "label": (np.arange(examples) % classes).astype(np.int32),
     }
     return Dataset("numbered", part, part, classes)
 
 
 def numbers(data):
-    return data["image"][:, 0].astype(int).tolist()
+    return data["input"][:, 0].astype(int).tolist()
 
 
 def nearest_centre_accuracy(dataset):
     """The accuracy on the test set of the closest class mean of the training set: a linear classifier."""
     train, test = dataset.train, dataset.test
-    means = np.stack([train["image"][train["label"] == c].mean(axis=0) for c in range(dataset.classes)])
-    distance = (means**2).sum(axis=1) - 2 * test["image"] @ means.T
+    means = np.stack([train["input"][train["label"] == c].mean(axis=0) for c in range(dataset.classes)])
+    distance = (means**2).sum(axis=1) - 2 * test["input"] @ means.T
     return np.mean(distance.argmin(axis=1) == test["label"])
 
 
@@ -47,27 +47,27 @@ def nearest_centre_accuracy(dataset):
 def test_arrays_are_what_is_promised(make):
     dataset = make()
     for part in (dataset.train, dataset.test):
-        assert set(part) == {"image", "label"}
-        assert part["image"].dtype == np.float32 and part["image"].ndim == 2
-        assert part["label"].dtype == np.int32 and part["label"].shape == part["image"].shape[:1]
-        assert part["image"].min() >= 0 and part["image"].max() <= 1
+        assert set(part) == {"input", "label"}
+        assert part["input"].dtype == np.float32 and part["input"].ndim == 2
+        assert part["label"].dtype == np.int32 and part["label"].shape == part["input"].shape[:1]
+        assert part["input"].min() >= 0 and part["input"].max() <= 1
         assert set(part["label"].tolist()) == set(range(dataset.classes))
-    assert dataset.train["image"].shape[1] == dataset.test["image"].shape[1]
+    assert dataset.train["input"].shape[1] == dataset.test["input"].shape[1]
 
 
 @all_datasets
 def test_made_twice_is_the_same(make):
     first, second = make(), make()
     for part in ("train", "test"):
-        for name in ("image", "label"):
+        for name in ("input", "label"):
             assert np.array_equal(getattr(first, part)[name], getattr(second, part)[name])
 
 
 @all_datasets
 def test_train_and_test_share_no_example(make):
     dataset = make()
-    train = {row.tobytes() for row in dataset.train["image"]}
-    assert not any(row.tobytes() in train for row in dataset.test["image"])
+    train = {row.tobytes() for row in dataset.train["input"]}
+    assert not any(row.tobytes() in train for row in dataset.test["input"])
 
 
 @all_datasets
@@ -86,8 +86,8 @@ def test_every_dataset_takes_every_partition(make, scheme, validation):
         data = clients.client(i)
         levels = [data] if validation is None else [data.lower, data.upper]
         for level in levels:
-            assert level["image"].dtype == np.float32 and level["label"].dtype == np.int32
-            assert len(level["image"]) == len(level["label"]) >= 1
+            assert level["input"].dtype == np.float32 and level["label"].dtype == np.int32
+            assert len(level["input"]) == len(level["label"]) >= 1
 
 
 # Digits
@@ -98,7 +98,7 @@ def test_digits_are_scikit_learns_scaled_and_all_there():
 
     pixels, label = load_digits(return_X_y=True)
     dataset = digits()
-    image = np.concatenate([dataset.train["image"], dataset.test["image"]])
+    image = np.concatenate([dataset.train["input"], dataset.test["input"]])
     assert image.shape == (1797, 64)
     assert image.max() == 1 and image.min() == 0
     ours = sorted((row * 16).astype(int).tolist() for row in image)
@@ -116,9 +116,9 @@ def test_digits_are_stratified(fraction):
 
 def test_digits_do_not_move_with_the_seed_of_a_run():
     np.random.seed(1)
-    first = digits().test["image"]
+    first = digits().test["input"]
     np.random.seed(2)
-    assert np.array_equal(first, digits().test["image"])
+    assert np.array_equal(first, digits().test["input"])
 
 
 def test_scikit_learn_is_imported_only_when_needed():
@@ -143,8 +143,8 @@ def test_digits_refuse_a_fraction_that_leaves_a_side_without_a_class(fraction):
 
 def test_synthetic_shapes_and_balance():
     dataset = synthetic(examples=1003, features=30, classes=10, seed=0, test_examples=205)
-    assert dataset.train["image"].shape == (1003, 30)
-    assert dataset.test["image"].shape == (205, 30)
+    assert dataset.train["input"].shape == (1003, 30)
+    assert dataset.test["input"].shape == (205, 30)
     for part in (dataset.train, dataset.test):
         counts = np.bincount(part["label"])
         assert counts.max() - counts.min() <= 1
@@ -155,8 +155,8 @@ def test_synthetic_has_mnists_shape_by_default():
 
     defaults = {name: p.default for name, p in inspect.signature(synthetic).parameters.items()}
     assert (defaults["examples"], defaults["features"], defaults["classes"]) == (60_000, 784, 10)
-    assert synthetic(examples=600, features=3).test["image"].shape == (100, 3)
-    assert synthetic(examples=2, features=3).test["image"].shape == (1, 3)
+    assert synthetic(examples=600, features=3).test["input"].shape == (100, 3)
+    assert synthetic(examples=2, features=3).test["input"].shape == (1, 3)
 
 
 def test_synthetic_labels_come_in_random_order():
@@ -172,7 +172,7 @@ def test_synthetic_is_nearly_separable_whatever_the_number_of_features(features)
 
 
 def test_synthetic_seeds_differ():
-    first, second = (synthetic(examples=50, features=5, seed=seed).train["image"] for seed in (0, 1))
+    first, second = (synthetic(examples=50, features=5, seed=seed).train["input"] for seed in (0, 1))
     assert not np.array_equal(first, second)
 
 
@@ -210,7 +210,7 @@ def test_validation_splits_each_client_in_two(validation):
         assert len(lower) >= 1 and len(upper) >= 1
         assert len(upper) == np.clip(round(validation * size), 1, size - 1)
         for level in (data.lower, data.upper):
-            assert np.array_equal(level["label"], level["image"][:, 0].astype(int) % 4)
+            assert np.array_equal(level["label"], level["input"][:, 0].astype(int) % 4)
 
 
 def test_validation_is_a_random_part_of_the_client():

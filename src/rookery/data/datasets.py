@@ -3,14 +3,17 @@
 Imports only errors and its own package; scikit-learn inside the function that reads its data.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 
 import numpy as np
 
 from rookery.data import partitions
-from rookery.data.federated import Clients, Split, federate
+from rookery.data.federated import Augment, Clients, Split, federate
+from rookery.data.inputs import Scale
 from rookery.errors import InputError
 
 __all__ = ["Dataset", "digits", "synthetic"]
@@ -23,15 +26,39 @@ class Dataset:
 
     Args:
       name: what tables and run folders call it.
-      train: `{"image": (N, d) float32, "label": (N,) int32}`, the examples that clients are given.
+      train: `{"input": (N, d), "label": (N,) int32}`, the examples that clients are given, as they are stored.
       test: the same for the examples that no client ever sees.
       classes: the number of classes; labels are 0, ..., classes - 1.
+      scale: what makes a stored input one for a network, inside the program; by default nothing is changed.
+      class_names: what the classes are called; by default their numbers.
     """
 
     name: str
     train: Mapping[str, np.ndarray] = field(repr=False)
     test: Mapping[str, np.ndarray] = field(repr=False)
     classes: int
+    scale: Scale = field(default=None, repr=False)  # type: ignore[assignment]
+    class_names: tuple[str, ...] = field(default=(), repr=False)
+
+    def __post_init__(self):
+        if self.scale is None:
+            object.__setattr__(self, "scale", Scale(self.train["input"].shape[1:]))
+        if not self.class_names:
+            object.__setattr__(self, "class_names", tuple(str(c) for c in range(self.classes)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input: (height, width, channels), or (features,)."""
+        return self.scale.shape
+
+    def for_tuning(self, fraction: float = 1 / 6, seed: int = 0) -> Dataset:
+        """The training examples alone, a part of them in the place of the test set: what choices are made on.
+
+        The same fraction of every class is held out, by a seed.
+        """
+        _check_fraction("fraction", fraction)
+        held_out = _hold_out("fraction", self.train["label"], fraction, seed)
+        return replace(self, train=_take(self.train, ~held_out), test=_take(self.train, held_out))
 
     def partition(
         self,
@@ -40,6 +67,7 @@ class Dataset:
         seed: int = 0,
         validation: float | None = None,
         weights=None,
+        augment: Augment | None = None,
     ) -> Clients:
         """Deals the training examples to clients.
 
@@ -53,6 +81,7 @@ class Dataset:
             examples, with at least one on either side. Changing it does not change which examples a
             client has.
           weights: the weights p_i of the clients, as `federate` takes them.
+          augment: what is done to training examples inside the program, as `federate` takes it.
 
         >>> clients = digits().partition(partitions.Dirichlet(0.2), clients=10, validation=0.2)
         >>> clients.population
@@ -73,7 +102,7 @@ class Dataset:
             data = [_take(self.train, part) for part in parts]
         else:
             data = [self._split(part, validation, i, seed) for i, part in enumerate(parts)]
-        return federate(data, weights=weights)
+        return federate(data, weights=weights, augment=augment)
 
     def _split(self, part, validation, client, seed):
         if part.size < 2:
@@ -96,7 +125,7 @@ def digits(test_fraction: float = 0.2) -> Dataset:
     Args:
       test_fraction: the fraction of each class that goes to the test set, rounded to whole examples.
 
-    >>> digits().train["image"].shape, digits().test["image"].shape
+    >>> digits().train["input"].shape, digits().test["input"].shape
     ((1438, 64), (359, 64))
 
     Reference: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository,
@@ -106,19 +135,9 @@ def digits(test_fraction: float = 0.2) -> Dataset:
 
     _check_fraction("test_fraction", test_fraction)
     pixels, label = load_digits(return_X_y=True)
-    examples = {"image": (pixels / 16).astype(np.float32), "label": label.astype(np.int32)}
-    rng = np.random.default_rng(0)
-    is_test = np.zeros(label.size, bool)
-    for c in np.unique(label):
-        of_class = rng.permutation(np.flatnonzero(label == c))
-        held_out = round(test_fraction * of_class.size)
-        if not 0 < held_out < of_class.size:
-            raise InputError(
-                f"test_fraction: {test_fraction!r} was given, which takes {held_out} of the {of_class.size} "
-                f"examples of class {c}; both sides need examples of every class"
-            )
-        is_test[of_class[:held_out]] = True
-    return Dataset("digits", _take(examples, ~is_test), _take(examples, is_test), classes=10)
+    examples = {"input": (pixels / 16).astype(np.float32), "label": label.astype(np.int32)}
+    is_test = _hold_out("test_fraction", label, test_fraction, seed=0)
+    return Dataset("digits", _take(examples, ~is_test), _take(examples, is_test), classes=10, scale=Scale((8, 8, 1)))
 
 
 def synthetic(
@@ -163,9 +182,25 @@ def synthetic(
         image = rng.standard_normal((number, features), np.float32)
         image *= sigma
         image += centres[label]
-        return {"image": np.clip(image, 0, 1, out=image), "label": label}
+        return {"input": np.clip(image, 0, 1, out=image), "label": label}
 
     return Dataset("synthetic", draw(examples), draw(test_examples), classes)
+
+
+def _hold_out(name, label, fraction, seed):
+    """Which examples are held out: of every class the same fraction, rounded, chosen by a seed."""
+    rng = np.random.default_rng(seed)
+    held_out = np.zeros(label.size, bool)
+    for c in np.unique(label):
+        of_class = rng.permutation(np.flatnonzero(label == c))
+        count = round(fraction * of_class.size)
+        if not 0 < count < of_class.size:
+            raise InputError(
+                f"{name}: {fraction!r} was given, which takes {count} of the {of_class.size} examples of class {c}; "
+                "both sides need examples of every class"
+            )
+        held_out[of_class[:count]] = True
+    return held_out
 
 
 def _take(examples, index):

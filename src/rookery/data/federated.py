@@ -22,6 +22,9 @@ from rookery.vectors import Tree
 FULL_BATCH_CHUNK = 1024
 
 BOTH = "all"  # the name of the only level when the levels see the same data
+TRAINING = (BOTH, "lower")  # the levels whose minibatches are augmented
+
+Augment = Callable[[jax.Array, Any], Any]  # of a key and one example
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Clients:
 
     levels: Mapping[str, Level]
     weights: np.ndarray
+    augment: Augment | None = None
 
     @property
     def population(self) -> int:
@@ -80,14 +84,14 @@ class Clients:
     def subset(self, indices: Sequence[int]) -> Clients:
         """The federation of some of the clients, in the given order, their weights scaled to sum to 1."""
         weights = self.weights[list(indices)]
-        return federate([self.client(i) for i in indices], weights=weights / weights.sum())
+        return federate([self.client(i) for i in indices], weights=weights / weights.sum(), augment=self.augment)
 
     def __repr__(self) -> str:
         sizes = self.sizes
         return f"Clients({self.population} clients, {sizes.sum()} examples, {sizes.min()} to {sizes.max()} each)"
 
 
-def federate(data: Sequence[Any], weights: Any = None) -> Clients:
+def federate(data: Sequence[Any], weights: Any = None, augment: Augment | None = None) -> Clients:
     """Makes a federation from one pytree of arrays per client.
 
     Args:
@@ -95,6 +99,8 @@ def federate(data: Sequence[Any], weights: Any = None) -> Clients:
         of examples and in nothing else. A `Split(lower=..., upper=...)` per client gives the levels their own data.
       weights: the weights p_i of the clients in every average: None, all equal; "size", by number of examples; or
         one number per client, not negative, with sum 1.
+      augment: what is done, inside the program, to every training example of a minibatch (the lower level's, where
+        the levels differ): a function of a key and an example, such as `rk.data.CropFlip(shape)`.
 
     >>> clients = federate([{"a": np.zeros((2, 3))}, {"a": np.ones((5, 3))}], weights="size")
     >>> clients.weights.round(3).tolist()
@@ -114,7 +120,9 @@ def federate(data: Sequence[Any], weights: Any = None) -> Clients:
     else:
         levels = {BOTH: _flatten(data, "data")}
     sizes = np.sum([level.size for level in levels.values()], axis=0)
-    return Clients(levels, _weights(weights, sizes))
+    if augment is not None and not callable(augment):
+        raise InputError(f"augment: {augment!r} was given; a function of a key and an example is needed")
+    return Clients(levels, _weights(weights, sizes), augment)
 
 
 def _flatten(clients: list[Tree], what: str) -> Level:
@@ -192,6 +200,8 @@ class Batch(NamedTuple):
     index: jax.Array | Part | None
     capacity: int  # the largest client's number of examples: a full batch is padded to it, in chunks
     dtype: Any
+    augment: Augment | None = None
+    key: jax.Array | None = None  # what the augmentation is drawn from; None: there is none
 
     def total(self, function: Callable[[Tree, jax.Array], Tree]) -> Tree:
         """The sum of `function(examples, weights)` over the batch's chunks; the weights sum to 1 over the batch.
@@ -231,7 +241,10 @@ class Batch(NamedTuple):
 
     def _take(self, position: jax.Array) -> Tree:
         at = self.offset + position
-        return jax.tree.map(lambda rows: jnp.asarray(rows).at[at].get(mode="promise_in_bounds"), self.rows)
+        taken = jax.tree.map(lambda rows: jnp.asarray(rows).at[at].get(mode="promise_in_bounds"), self.rows)
+        if self.augment is None or self.key is None:
+            return taken
+        return jax.vmap(self.augment)(jax.random.split(self.key, position.shape[0]), taken)
 
 
 class Shard(NamedTuple):

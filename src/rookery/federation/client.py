@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.data.federated import Batch, Part, Shard
+from rookery.data.federated import TRAINING, Augment, Batch, Part, Shard
 from rookery.errors import InputError
 from rookery.federation.keys import client_key, steps_key
 from rookery.federation.ledger import ORACLES
@@ -22,7 +22,7 @@ from rookery.problems.base import Problem
 from rookery.vectors import Sequences, Vector
 
 # The keys of a loop's steps, of its epochs' orders and of a phase's own samples never meet.
-_LOOP, _ORDER = 2**31 - 1, 2**31 - 2
+_LOOP, _ORDER, _AUGMENT = 2**31 - 1, 2**31 - 2, 2**31 - 3
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Setting:
     batch: tuple[tuple[str, int | None], ...]  # level -> minibatch size, None: all examples
     capacity: tuple[tuple[str, int], ...]  # level -> the largest client's number of examples
     precision: str
+    augment: Augment | None = None  # of the training examples in a minibatch
 
     @property
     def dtype(self) -> Any:
@@ -68,16 +69,21 @@ class Answer(NamedTuple):
 
 
 class Sample:
-    """One draw of minibatches: "the same sample" is the same object. Positions among the client's own examples."""
+    """One draw of minibatches: "the same sample" is the same object.
 
-    def __init__(self, index: Mapping[str, jax.Array | Part | None]):
+    `index` holds positions among the client's own examples, `keys` what augmentations are drawn from, where there are
+    any.
+    """
+
+    def __init__(self, index: Mapping[str, jax.Array | Part | None], keys: Mapping[str, jax.Array] | None = None):
         self.index = dict(index)
+        self.keys = dict(keys or {})
 
 
 jax.tree_util.register_pytree_node(
     Sample,
-    lambda sample: (tuple(sample.index.values()), tuple(sample.index)),
-    lambda names, children: Sample(dict(zip(names, children))),
+    lambda sample: ((sample.index, sample.keys), None),
+    lambda _, children: Sample(*children),
 )
 
 
@@ -171,6 +177,7 @@ class Client:
         client where the run has no batch size. `size` overrides the run's; `only` draws for one level alone.
         In a loop over epochs it is the step's own minibatch, whatever the key."""
         index: dict[str, jax.Array | Part | None] = {}
+        keys: dict[str, jax.Array] = {}
         batch = dict(self._setting.batch)
         for number, (name, level) in enumerate(self._problem.draws.items()):
             if only not in (None, level):
@@ -187,7 +194,12 @@ class Client:
                 self._calls.count("samples", count)
                 fresh = jax.random.fold_in(key, number)
                 index[name] = jax.random.randint(fresh, (count,), 0, own, dtype=jnp.int32)
-        return Sample(index)
+            if index[name] is not None and self._augment(level):
+                keys[name] = jax.random.fold_in(jax.random.fold_in(key, number), _AUGMENT)
+        return Sample(index, keys)
+
+    def _augment(self, level: str) -> Augment | None:
+        return self._setting.augment if level in TRAINING else None
 
     def direction(self, z: Sequences, sample: Sample) -> Sequences:
         """D_i(z; sample)."""
@@ -327,7 +339,8 @@ class Client:
     def _batch(self, name: str, sample: Sample) -> Batch:
         level = self._problem.draws[name]
         capacity = dict(self._setting.capacity)[level]
-        return self._shard.batch(level, sample.index[name], capacity, self._setting.dtype)
+        batch = self._shard.batch(level, sample.index[name], capacity, self._setting.dtype)
+        return batch._replace(augment=self._augment(level), key=sample.keys.get(name))
 
     def _batches(self, sample: Sample) -> dict[str, Batch]:
         return {name: self._batch(name, sample) for name in self._problem.draws}

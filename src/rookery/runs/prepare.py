@@ -63,6 +63,7 @@ def prepare(
         batch=_batch_sizes(batch_size, levels),
         capacity=tuple((level, int(np.max(clients.level(level).size))) for level in levels),
         precision=precision,
+        augment=clients.augment,
     )
     for sentence in method.advise(_plan(clients, sampling, problem, setting)):
         warnings.warn(f"{type(method).__name__}: {sentence}", AdviceWarning, stacklevel=3)

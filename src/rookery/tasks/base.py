@@ -30,18 +30,22 @@ class Assembly:
 DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
 
 
-def find_dataset(name: str) -> Dataset:
-    """A task's data by its name on the command line."""
+def find_dataset(name: str, tuning: bool = False) -> Dataset:
+    """A task's data by its name on the command line; for tuning, without its test set."""
     if name not in DATASETS:
         raise unknown("task.data", name, DATASETS)
-    return DATASETS[name]()
+    dataset = DATASETS[name]()
+    return dataset.for_tuning() if tuning else dataset
 
 
 class Task(Protocol):
     """A frozen dataclass whose fields are the task's options, with a one-line docstring for `rookery list`."""
 
-    def assemble(self, partition: Partition, clients: int, seed: int) -> Assembly:
-        """The task on so many clients, its data divided by a partition."""
+    def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
+        """The task on so many clients, its data divided by a partition.
+
+        With `tuning` its metrics are taken on a part of the training data, held out, and the test set is not touched.
+        """
         ...
 
     @property

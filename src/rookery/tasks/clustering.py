@@ -28,7 +28,7 @@ class MembershipLoss:
 
     def __call__(self, x: jax.Array, y: jax.Array, e: Any) -> jax.Array:
         own = y[e["row"]]
-        distance = 0.5 * jnp.sum((x - e["image"]) ** 2, axis=1)
+        distance = 0.5 * jnp.sum((x - e["input"]) ** 2, axis=1)
         return jnp.dot(own, distance) + 0.5 * self.softness * jnp.dot(own, own)
 
 
@@ -55,16 +55,16 @@ class Clustering:
     def batch_size(self) -> int | None:
         return 16
 
-    def assemble(self, partition: Partition, clients: int, seed: int) -> Assembly:
+    def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
         if self.clusters < 1 or self.softness <= 0:
             raise InputError(
                 f"task: clusters = {self.clusters}, softness = {self.softness} were given; clusters >= 1 and "
                 "softness > 0 are needed"
             )
-        dataset = find_dataset(self.data)
+        dataset = find_dataset(self.data, tuning)
         parts = partition.assign(dataset.train["label"], clients, seed)
-        records = [{"image": dataset.train["image"][own], "row": np.arange(own.size, dtype=np.int32)} for own in parts]
-        rows, images = max(own.size for own in parts), dataset.train["image"]
+        records = [{"input": dataset.train["input"][own], "row": np.arange(own.size, dtype=np.int32)} for own in parts]
+        rows, images = max(own.size for own in parts), dataset.train["input"]
         mean, spread = images.mean(axis=0), images.std(axis=0)
 
         def centres(key: jax.Array) -> jax.Array:
@@ -77,7 +77,7 @@ class Clustering:
             y=jnp.full((rows, self.clusters), 1.0 / self.clusters),
             metrics=Metric(
                 purity,
-                images=dataset.test["image"],
+                images=dataset.test["input"],
                 labels=dataset.test["label"],
                 classes=np.arange(dataset.classes),
             ),

@@ -24,7 +24,7 @@ def logits(x: Any, y: Any, image: jax.Array) -> jax.Array:
 
 def upper(x: Any, y: Any, e: Any) -> jax.Array:
     """Cross-entropy of a validation example."""
-    return cross_entropy(logits(x, y, e["image"]), e["label"])
+    return cross_entropy(logits(x, y, e["input"]), e["label"])
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class HyperRep:
     def batch_size(self) -> int | None:
         return 16
 
-    def assemble(self, partition: Partition, clients: int, seed: int) -> Assembly:
+    def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
         if self.hidden < 1 or self.ridge < 0:
             raise InputError(f"task: hidden = {self.hidden}, ridge = {self.ridge} were given; hidden >= 1, ridge >= 0")
-        dataset = find_dataset(self.data)
-        width = dataset.train["image"].shape[1]
+        dataset = find_dataset(self.data, tuning)
+        width = dataset.train["input"].shape[1]
         return Assembly(
             problem=Bilevel(upper=upper, lower=Lower(self.ridge)),
             clients=dataset.partition(partition, clients=clients, seed=seed, validation=self.validation),
             x=lambda key: dense(jax.random.fold_in(key, 0), width, self.hidden),
             y=lambda key: dense(jax.random.fold_in(key, 1), self.hidden, dataset.classes),
-            metrics=Metric(accuracy, images=dataset.test["image"], labels=dataset.test["label"]),
+            metrics=Metric(accuracy, images=dataset.test["input"], labels=dataset.test["label"]),
         )
 
 

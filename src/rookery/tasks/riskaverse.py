@@ -105,7 +105,7 @@ class RiskAverse:
                     break
         return x
 
-    def assemble(self, partition: Partition, clients: int, seed: int) -> Assembly:
+    def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
         if self.dimension < 1 or self.examples < clients or self.delta <= 0 or self.lam < 0:
             raise InputError(
                 f"task: dimension = {self.dimension}, examples = {self.examples}, lam = {self.lam}, delta = "

@@ -38,7 +38,7 @@ class PseudoLabelLoss:
     weight: float
 
     def __call__(self, x: Any, y: jax.Array, e: Any) -> jax.Array:
-        log_p = jax.nn.log_softmax(logits(x, e["image"]))
+        log_p = jax.nn.log_softmax(logits(x, e["input"]))
         own = y[e["row"]]
         soft = -jnp.dot(own, log_p) + 0.5 * self.trust * jnp.dot(own, own)
         return jnp.where(e["hidden"] > 0, self.weight * soft, -log_p[e["label"]])
@@ -71,24 +71,24 @@ class SemiSupervised:
     def batch_size(self) -> int | None:
         return 16
 
-    def assemble(self, partition: Partition, clients: int, seed: int) -> Assembly:
+    def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
         if self.hidden < 1 or not 0 <= self.unlabelled < 1 or self.trust <= 0 or self.weight < 0:
             raise InputError(
                 f"task: hidden = {self.hidden}, unlabelled = {self.unlabelled}, trust = {self.trust}, weight = "
                 f"{self.weight} were given; hidden >= 1, 0 <= unlabelled < 1, trust > 0 and weight >= 0 are needed"
             )
-        dataset = find_dataset(self.data)
+        dataset = find_dataset(self.data, tuning)
         parts = partition.assign(dataset.train["label"], clients, seed)
         records = [
             {
-                "image": dataset.train["image"][own],
+                "input": dataset.train["input"][own],
                 "label": dataset.train["label"][own],
                 "hidden": hide(own.size, self.unlabelled, (seed, 2, i)),
                 "row": np.arange(own.size, dtype=np.int32),
             }
             for i, own in enumerate(parts)
         ]
-        rows, width = max(own.size for own in parts), dataset.train["image"].shape[1]
+        rows, width = max(own.size for own in parts), dataset.train["input"].shape[1]
         place = np.concatenate([i * rows + np.flatnonzero(record["hidden"]) for i, record in enumerate(records)])
         hidden_labels = np.concatenate([record["label"][record["hidden"] > 0] for record in records])
         return Assembly(
@@ -101,7 +101,7 @@ class SemiSupervised:
             y=jnp.full((rows, dataset.classes), 1.0 / dataset.classes),
             metrics=Metric(
                 accuracy,
-                images=dataset.test["image"],
+                images=dataset.test["input"],
                 labels=dataset.test["label"],
                 place=place.astype(np.int32),
                 hidden_labels=hidden_labels,
