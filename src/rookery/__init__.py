@@ -31,7 +31,7 @@ from rookery.algorithms.vrlsgd import VRLSGD
 from rookery.data.federated import Clients, Split, federate
 from rookery.data.partitions import IID, Dirichlet, Shards
 from rookery.engines import Eager, Local
-from rookery.errors import AdviceWarning, DivergenceWarning, InputError
+from rookery.errors import AdviceWarning, DivergenceWarning, InputError, StorageError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.ledger import Ledger
@@ -45,8 +45,9 @@ from rookery.problems import exact
 from rookery.problems.kinds import Bilevel, Compositional, Field, Joint, Minimax, Single
 from rookery.problems.sets import Ball, Box, Projection, Simplex
 from rookery.runs.analysis import FixedPoint, fixed_point
+from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.result import Result
-from rookery.runs.run import Interrupted, run
+from rookery.runs.run import Interrupted, resume, run
 from rookery.runs.sweep import sweep
 from rookery.runs.table import Table
 from rookery.vectors import Sequences, Vector
@@ -64,6 +65,7 @@ __all__ = [
     "Bernoulli",
     "Bilevel",
     "Box",
+    "Checkpoints",
     "Client",
     "Clients",
     "Cohort",
@@ -120,6 +122,7 @@ __all__ = [
     "Split",
     "State",
     "StocBiO",
+    "StorageError",
     "Table",
     "Tracked",
     "Uniform",
@@ -132,6 +135,7 @@ __all__ = [
     "federate",
     "fixed_point",
     "method",
+    "resume",
     "run",
     "static",
     "struct",

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class InputError(ValueError):
     """Bad input: one sentence that names the argument, what was given and what is allowed."""
+
+
+class StorageError(InputError):
+    """The disk would not take what a run writes; `result` holds what was done, where there is something."""
+
+    result: Any = None
 
 
 class DivergenceWarning(UserWarning):

@@ -75,5 +75,5 @@ def test_a_held_out_part_takes_the_place_of_the_test_set():
 def test_bad_augmentations_are_refused():
     with pytest.raises(rk.InputError, match="augment: 'flip' was given"):
         rk.federate([{"a": np.zeros(1)}], augment="flip")
-    with pytest.raises(rk.InputError, match="augment: shape .64,. and padding 4"):
+    with pytest.raises(rk.InputError, match=r"augment: shape .64,. and padding 4"):
         CropFlip((64,))

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from rookery.errors import InputError
+from rookery.runs.files import write_folder
 from rookery.runs.plot import plot_histories
-from rookery.runs.result import Result, write_folder
+from rookery.runs.result import Result
 from rookery.version import __version__
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from safetensors import numpy as safetensors
 from rookery.engines.base import Carry
 from rookery.errors import InputError
 from rookery.federation.ledger import Ledger
+from rookery.runs.files import write_folder
 from rookery.runs.table import Table
 from rookery.vectors import Tree, Values, row
 
@@ -51,6 +50,22 @@ class RunState:
     def of(cls, carry: Carry, key: jax.Array, ledger: Ledger, seconds: float) -> RunState:
         leaves = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(carry))
         return cls(leaves, np.asarray(jax.random.key_data(key)), ledger.copy(), seconds, int(carry.state.round))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The state's arrays by name, for a file."""
+        leaves = {f"{number:06d}": np.array(leaf, order="C") for number, leaf in enumerate(self.leaves)}
+        return {"key": self.key, **leaves}
+
+    def describe(self) -> dict[str, Any]:
+        """The rest of the state, for json."""
+        return {"ledger": self.ledger.to_json(), "seconds": self.seconds, "round": self.round}
+
+    @classmethod
+    def rebuild(cls, arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> RunState:
+        """The state that `arrays` and `describe` wrote."""
+        leaves = tuple(arrays[name] for name in sorted(arrays) if name != "key")
+        ledger = Ledger.from_json(described["ledger"])
+        return cls(leaves, arrays["key"], ledger, described["seconds"], described["round"])
 
     def carry(self, template: Carry) -> Carry:
         """The carry in the structure of a run that has been made ready for the same problem and method."""
@@ -106,14 +121,11 @@ class Result:
             "sequences": {name: describe(tree, name, arrays) for name, tree in self.sequences.items()},
             "local": list(self.local[0]) if self.local else [],
             "clients": len(self.local),
-            "ledger": self.state.ledger.to_json(),
-            "seconds": self.state.seconds,
-            "round": self.state.round,
+            **self.state.describe(),
         }
         self.history.to_csv(folder / "history.csv")
         safetensors.save_file(arrays, folder / "sequences.safetensors")
-        state = {f"{number:06d}": np.array(leaf, order="C") for number, leaf in enumerate(self.state.leaves)}
-        safetensors.save_file({"key": self.state.key, **state}, folder / "state.safetensors")
+        safetensors.save_file(self.state.arrays(), folder / "state.safetensors")
         (folder / "result.json").write_text(json.dumps(description, indent=1))
 
     @classmethod
@@ -127,22 +139,13 @@ class Result:
             raise InputError(f"path: {str(path)!r} is of format {description['format']}; this version reads {FORMAT}")
         arrays = safetensors.load_file(folder / "sequences.safetensors")
         sequences = Values({name: rebuild(node, arrays) for name, node in description["sequences"].items()})
-        leaves = safetensors.load_file(folder / "state.safetensors")
-        key = leaves.pop("key")
-        ledger = Ledger.from_json(description["ledger"])
-        state = RunState(
-            tuple(leaves[name] for name in sorted(leaves)),
-            key,
-            ledger,
-            description["seconds"],
-            description["round"],
-        )
+        state = RunState.rebuild(safetensors.load_file(folder / "state.safetensors"), description)
         divergence = description["divergence"]
         return cls(
             sequences=sequences,
             local=per_client(sequences, description["local"], description["clients"]),
             history=Table.from_csv(folder / "history.csv"),
-            ledger=ledger,
+            ledger=state.ledger.copy(),
             state=state,
             status=description["status"],
             divergence=None if divergence is None else Divergence(divergence["round"], tuple(divergence["sequences"])),
@@ -182,25 +185,3 @@ def rebuild(node: Any, arrays: dict[str, np.ndarray]) -> Tree:
         return {key: rebuild(child, arrays) for key, child in content.items()}
     children = [rebuild(child, arrays) for child in content]
     return children if kind == "list" else tuple(children)
-
-
-def write_folder(path: str | Path, write: Any) -> Path:
-    """Makes a new folder, whole or not at all: `write(folder)` fills one beside it, which is then renamed."""
-    target = Path(path)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"path: {str(path)!r} is there already; give a new or empty folder")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise InputError(f"path: {str(path)!r} cannot be written: {error.strerror}") from error
-    try:
-        write(aside)
-        aside.chmod(0o755)
-        if target.exists():
-            target.rmdir()
-        os.replace(aside, target)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    return target

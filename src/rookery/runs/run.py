@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,12 +17,14 @@ import numpy as np
 from rookery.data.federated import Clients
 from rookery.engines import find_engine
 from rookery.engines.base import Carry, Session, Setup
-from rookery.errors import DivergenceWarning, InputError
+from rookery.errors import DivergenceWarning, InputError, StorageError
 from rookery.federation.ledger import Ledger
 from rookery.federation.method import has_start
 from rookery.federation.sampling import All, Sampling
 from rookery.federation.steps import is_whole
 from rookery.problems.base import Problem
+from rookery.runs.checkpoint import Checkpoints, Saver, open_checkpoints, read_plan
+from rookery.runs.fingerprint import fingerprint
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result, RunState, per_client
 from rookery.runs.table import Table
@@ -59,6 +63,7 @@ def run(
     precision: str = "float32",
     callbacks: Iterable[Callable[[int, dict], Any]] = (),
     state: RunState | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> Result:
     """Solves a problem with a method over clients.
 
@@ -84,12 +89,16 @@ def run(
       precision: "float32" or "float64".
       callbacks: called with (round, history row) after every evaluation.
       state: a result's `state`, to continue from.
+      checkpoints: `rk.Checkpoints(folder, every="30s")`: writes where the run stands, so that `rk.resume` can go on
+        after anything that stops it.
 
     Returns:
       A `Result`. A run that meets a non-finite state stops there, warns, and keeps the last good state.
     """
     metrics, stop, every = check_arguments(rounds, metrics, stop, every)
-    with precision_context(precision):
+    if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
+        raise InputError(f'checkpoints: {checkpoints!r} was given; rk.Checkpoints("folder", every=10) is needed')
+    with precision_context(precision), contextlib.ExitStack() as stack:
         setup = prepare(
             problem,
             method,
@@ -104,11 +113,41 @@ def run(
         )
         setup, ledger, seconds = _resume(setup, state)
         check_metrics(metrics, stop, setup.carry)
-        session = find_engine(engine).open(setup, ledger)
-        loop = _Loop(setup, session, metrics, stop, tuple(callbacks), seconds)
-        if state is None and has_start(method):
+        engine = find_engine(engine)
+        first = int(setup.carry.state.round)
+        saver, previous = None, None
+        if checkpoints is not None:
+            asked = {"rounds": rounds, "every": every}
+            saver, previous = stack.enter_context(open_checkpoints(checkpoints, fingerprint(setup), asked))
+        if previous is not None:
+            setup, ledger, seconds = _resume(setup, previous.state)
+        session = engine.open(setup, ledger)
+        loop = _Loop(setup, session, metrics, stop, tuple(callbacks), seconds, first, saver)
+        if previous is not None:
+            loop.history = previous.history
+        elif state is None and has_start(method):
             session.start()
-        return loop.run(rounds, every)
+        return loop.run(rounds, every, None if previous is None else previous.status)
+
+
+def resume(
+    path: str | Path, problem: Problem, method: Any, clients: Clients, *, rounds: int | None = None, **options: Any
+) -> Result:
+    """Goes on with a run that wrote checkpoints, as if it had never stopped: the same numbers, bit for bit.
+
+    Args:
+      path: the folder of its checkpoints.
+      rounds: how many rounds to do in all; None: as many as the run was asked for.
+
+    The other arguments are those the run was given (`every` and `checkpoints` are known); what differs is refused.
+    A damaged checkpoint is told in a warning, and the one before it is used.
+
+    Returns:
+      A `Result`, with the whole history. Of a run that has ended it is the result it had.
+    """
+    plan, asked = read_plan(path)
+    rounds = asked["rounds"] if rounds is None else rounds
+    return run(problem, method, clients, rounds=rounds, every=asked["every"], checkpoints=plan, **options)
 
 
 class _Loop:
@@ -122,6 +161,8 @@ class _Loop:
         stop: Mapping,
         callbacks: tuple,
         seconds: float,
+        first: int,
+        saver: Saver | None,
     ):
         self.setup = setup
         self.session = session
@@ -131,47 +172,68 @@ class _Loop:
         self.seconds = seconds
         self.compile_seconds = 0.0
         self.history = Table()
-        self.first = self.round = int(setup.carry.state.round)
+        self.first = first  # the round it began with, before it was ever stopped
+        self.round = int(setup.carry.state.round)
+        self.saver = saver
         self.at_once = 1  # rounds per call into the program, grown until a call takes about PATIENCE
 
-    def run(self, rounds: int, every: int) -> Result:
-        status, divergence = "done", None
+    def run(self, rounds: int, every: int, ended: str | None = None) -> Result:
+        """Goes on to so many rounds in all; `ended` is how it has ended already, if it has."""
+        end = self.first + rounds
+        if ended is not None and (self.round >= end or ended == "stopped"):
+            return self.result(ended, None)
+        status, divergence, reached = "done", None, False
         try:
             begun = time.perf_counter()
             self.session.advance(0)  # compiles, so that the seconds of the history are those of rounds
             self.compile_seconds = time.perf_counter() - begun
-            reached = self.record()
-            end = self.first + rounds
+            if not self.history.rows:
+                reached = self.record()
+            if self.saver is not None and self.saver.last is None:
+                self.saver.check_space(self.state())
+                self.save()
             while self.round < end and not reached and divergence is None:
-                divergence = self.advance(min(every - (self.round - self.first) % every, end - self.round))
-                if divergence is None or self.history["round"][-1] != self.round:
+                evaluation = min(self.round + every - (self.round - self.first) % every, end)
+                pause = evaluation if self.saver is None else int(min(evaluation, self.saver.next(self.round)))
+                divergence = self.advance(min(pause - self.round, self.at_once))
+                if self.round == evaluation or (divergence is not None and self.history["round"][-1] != self.round):
                     reached = self.record()
+                if divergence is None and self.saver is not None and self.saver.due(self.round):
+                    self.save()
             if divergence is not None:
                 status = "diverged"
                 warnings.warn(f"the run diverged: {divergence}", DivergenceWarning, stacklevel=4)
-            elif reached and self.round < end:
-                status = "stopped"
+            else:
+                status = "stopped" if reached and self.round < end else "done"
+                self.save(status)
         except KeyboardInterrupt:
+            self.save()
             raise Interrupted(self.result("interrupted", None)) from None
+        except StorageError as error:
+            error.result = self.result("interrupted", None)
+            raise
         return self.result(status, divergence)
 
     def advance(self, rounds: int) -> Divergence | None:
-        """So many rounds, in calls short enough to be interrupted."""
-        while rounds > 0:
-            ask = min(rounds, self.at_once)
-            begun = time.perf_counter()
-            done = self.session.advance(ask)
-            took = time.perf_counter() - begun
-            self.seconds += took
-            self.round += done.rounds
-            if done.broken:
-                return Divergence(self.round + 1, done.broken)
-            rounds -= done.rounds
-            if took < PATIENCE / 2 and ask == self.at_once:
-                self.at_once *= 2
-            elif took > PATIENCE:
-                self.at_once = max(1, self.at_once // 2)
-        return None
+        """So many rounds in one call, short enough to be interrupted."""
+        begun = time.perf_counter()
+        done = self.session.advance(rounds)
+        took = time.perf_counter() - begun
+        self.seconds += took
+        self.round += done.rounds
+        if took < PATIENCE / 2 and rounds == self.at_once:
+            self.at_once *= 2
+        elif took > PATIENCE:
+            self.at_once = max(1, self.at_once // 2)
+        return Divergence(self.round + 1, done.broken) if done.broken else None
+
+    def state(self) -> RunState:
+        return RunState.of(jax.device_get(self.session.carry), self.setup.inputs.key, self.session.ledger, self.seconds)
+
+    def save(self, status: str | None = None) -> None:
+        """Writes a checkpoint, where the run writes any."""
+        if self.saver is not None:
+            self.saver.save(self.state(), self.history, status)
 
     def record(self) -> bool:
         """Evaluates, adds a row to the history, and says whether a target is reached."""

@@ -1,0 +1,260 @@
+"""Checkpoints: where a run stands, on disk, so that it goes on bit for bit after anything that stops it.
+
+A folder of checkpoints holds run.json (what was asked for) and `round-000000120/` with state.safetensors (the server's
+state, every client's record, the key) and checkpoint.json (the history, the ledger, and checksums of both files).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors import numpy as safetensors
+
+from rookery.errors import AdviceWarning, InputError, StorageError
+from rookery.federation.steps import is_whole
+from rookery.runs.files import fill_folder, hold, refuse_used, remove_folder, remove_leftovers, write_folder
+from rookery.runs.fingerprint import difference
+from rookery.runs.result import RunState
+from rookery.runs.table import Table
+from rookery.version import __version__
+
+FORMAT = 1
+PLAN, STATE, DESCRIPTION = "run.json", "state.safetensors", "checkpoint.json"
+SLACK = 2**20  # bytes that must be free beyond the checkpoints themselves
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where and how often a run writes where it stands.
+
+    Args:
+      folder: where to; a new or empty folder. No two runs write the same.
+      every: rounds between two checkpoints (10), or seconds, as text ("30s").
+      keep: how many of the newest are kept.
+    """
+
+    folder: str | Path
+    every: int | str = "30s"
+    keep: int = 2
+
+    def __post_init__(self):
+        read_interval(self.every)
+        if not is_whole(self.keep) or self.keep < 1:
+            raise InputError(f"keep: {self.keep!r} was given; a whole number of at least 1 is needed")
+
+
+@dataclass(frozen=True)
+class Continued(Checkpoints):
+    """The checkpoints of a run that goes on from the newest of them."""
+
+
+def read_plan(path: str | Path) -> tuple[Continued, dict[str, int]]:
+    """What a run with checkpoints in a folder was asked to do: its plan, and its `rounds` and `every`."""
+    folder = Path(path)
+    try:
+        plan = json.loads((folder / PLAN).read_text())
+        _check_version(folder, plan)
+        return Continued(folder, plan["checkpoint_every"], plan["keep"]), {k: plan[k] for k in ("rounds", "every")}
+    except OSError:
+        raise InputError(
+            f"path: {str(path)!r} holds no checkpoints; the folder of a run that wrote some is needed"
+        ) from None
+    except (ValueError, KeyError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"path: {PLAN} in {str(path)!r} cannot be read; begin the run again in a new folder") from None
+
+
+@contextlib.contextmanager
+def open_checkpoints(
+    plan: Checkpoints, fingerprint: Mapping[str, str], asked: Mapping[str, int]
+) -> Iterator[tuple[Saver, Checkpoint | None]]:
+    """Holds a folder of checkpoints for one run: what writes them, and the one to go on from."""
+    folder = Path(plan.folder)
+    argument = "path" if isinstance(plan, Continued) else "checkpoints"
+    fresh = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{argument}: {str(folder)!r} cannot be written: {error.strerror}") from error
+    with hold(folder, argument):
+        saver = Saver(plan, fingerprint)
+        if isinstance(plan, Continued):
+            previous = newest(folder, fingerprint)
+            saver.last = None if previous is None else previous.state.round
+            yield saver, previous
+            return
+        refuse_used(folder, argument)
+        described = {
+            "format": FORMAT,
+            "version": __version__,
+            "checkpoint_every": plan.every,
+            "keep": plan.keep,
+            **asked,
+        }
+        try:
+            fill_folder(folder, lambda aside: (aside / PLAN).write_text(json.dumps(described, indent=1)), last=PLAN)
+            yield saver, None
+        except BaseException:
+            if saver.last is None:  # nothing to go on from
+                shutil.rmtree(folder if fresh else folder / PLAN, ignore_errors=True)
+            raise
+
+
+def read_interval(every: Any) -> tuple[int | None, float]:
+    """An interval as rounds (None: any number) and seconds: 10, "10" or "30s"."""
+    if is_whole(every) and every >= 1:
+        return int(every), 0.0
+    if isinstance(every, str):
+        if re.fullmatch(r"[1-9]\d*", every):
+            return int(every), 0.0
+        if (match := re.fullmatch(r"(\d+(?:\.\d+)?)s", every)) and float(match[1]) > 0:
+            return None, float(match[1])
+    raise InputError(f"checkpoint every: {every!r} was given; rounds (10) or seconds (30s) are needed")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run stands: its state, its history and, when it has ended, how."""
+
+    state: RunState
+    history: Table
+    status: str | None = None
+
+
+class Saver:
+    """Writes the checkpoints of one run."""
+
+    def __init__(self, plan: Checkpoints, fingerprint: Mapping[str, str]):
+        self.folder = Path(plan.folder)
+        self.keep = plan.keep
+        self.rounds, self.seconds = read_interval(plan.every)
+        self.fingerprint = dict(fingerprint)
+        self.saved = time.monotonic()
+        self.last: int | None = None  # the round of the newest one that is whole
+
+    def next(self, round: int) -> float:
+        """The next round at which one is due whatever the time."""
+        return round + self.rounds - round % self.rounds if self.rounds else float("inf")
+
+    def due(self, round: int) -> bool:
+        """Whether to write one now."""
+        if self.last == round:
+            return False
+        return round % self.rounds == 0 if self.rounds else time.monotonic() - self.saved >= self.seconds
+
+    def check_space(self, state: RunState) -> None:
+        """Refuses a disk on which what is kept will not fit, before any time is spent."""
+        needed = (self.keep + 1) * sum(leaf.nbytes for leaf in state.leaves) + SLACK
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise StorageError(
+                f"checkpoints: {self.keep + 1} of them take {needed / 2**20:.1f} MiB, and {free / 2**20:.1f} MiB are "
+                f"free under {str(self.folder)!r}; free some space or keep fewer"
+            )
+
+    def save(self, state: RunState, history: Table, status: str | None = None) -> None:
+        """Writes a checkpoint and removes the oldest; a disk that refuses raises one sentence."""
+        # One that says how the run ended does not take the place of one that does not: both have their own name.
+        target = self.folder / f"round-{state.round:09d}{'' if status is None else f'-{status}'}"
+        description = {
+            "format": FORMAT,
+            "version": __version__,
+            "status": status,
+            "fingerprint": self.fingerprint,
+            **state.describe(),
+            "history": {"columns": history.columns, "rows": history.rows},
+        }
+
+        def write(folder: Path) -> None:
+            safetensors.save_file(state.arrays(), folder / STATE)
+            text = json.dumps(description | {STATE: _checksum((folder / STATE).read_bytes())})
+            (folder / DESCRIPTION).write_text(json.dumps({"checksum": _checksum(text.encode()), "content": text}))
+
+        try:
+            if target.exists():  # of an earlier life of this run, and damaged
+                remove_folder(target)
+            write_folder(target, write)
+            for old in _found(self.folder)[self.keep :]:
+                remove_folder(old)
+        except (OSError, SafetensorError, InputError) as error:
+            reason = getattr(error, "strerror", None) or error
+            whole = "there is none before it" if self.last is None else f"that of round {self.last} is whole"
+            raise StorageError(
+                f"checkpoints: that of round {state.round} cannot be written: {reason}; {whole}"
+            ) from error
+        self.saved, self.last = time.monotonic(), state.round
+
+
+def newest(folder: Path, fingerprint: Mapping[str, str]) -> Checkpoint | None:
+    """The newest checkpoint in a folder that is whole; None: there is none yet.
+
+    A damaged one is named in a warning, and the one before it is taken. One of another run is refused.
+    """
+    remove_leftovers(folder)
+    found = _found(folder)
+    for path in found:
+        try:
+            checkpoint, stored = _read(path)
+        except _Damaged as damage:
+            warnings.warn(f"the checkpoint {path.name} is damaged: {damage}; the one before is used", AdviceWarning, 2)
+            continue
+        if (part := difference(stored, fingerprint)) is not None:
+            raise InputError(
+                f"path: the checkpoint {path.name} in {str(folder)!r} is of a run with another {part}; give what that "
+                "run was given"
+            )
+        return checkpoint
+    if found:
+        raise InputError(f"path: all checkpoints in {str(folder)!r} are damaged; begin the run again in a new folder")
+    return None
+
+
+class _Damaged(Exception):
+    """What is wrong with a checkpoint."""
+
+
+def _found(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, newest first."""
+    return sorted((path for path in folder.glob("round-*") if path.is_dir()), reverse=True)
+
+
+def _read(path: Path) -> tuple[Checkpoint, dict[str, str]]:
+    try:
+        outer = json.loads((path / DESCRIPTION).read_text())
+        text, content = outer["content"], json.loads(outer["content"])
+        state = (path / STATE).read_bytes()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _Damaged(f"{DESCRIPTION} or {STATE} cannot be read: {type(error).__name__}") from None
+    if outer["checksum"] != _checksum(text.encode()):
+        raise _Damaged(f"{DESCRIPTION} does not match its checksum")
+    _check_version(path, content)
+    if content[STATE] != _checksum(state):
+        raise _Damaged(f"{STATE} does not match its checksum")
+    history = Table(content["history"]["rows"])
+    history.columns = list(content["history"]["columns"])
+    run = RunState.rebuild(safetensors.load(state), content)
+    return Checkpoint(run, history, content["status"]), content["fingerprint"]
+
+
+def _check_version(path: Path, content: Mapping[str, Any]) -> None:
+    if content["format"] != FORMAT or content["version"] != __version__:
+        raise InputError(
+            f"path: {str(path)!r} was written by rookery {content['version']} (format {content['format']}); this is "
+            f"{__version__} (format {FORMAT}), which may not go on bit for bit; resume it with that version"
+        )
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

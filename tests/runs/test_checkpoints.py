@@ -1,0 +1,283 @@
+"""Runs that survive: killed at any moment they go on bit for bit; what is damaged or foreign is told in a sentence."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery.runs import checkpoint
+from rookery.runs.checkpoint import read_interval
+from rookery.runs.files import hold
+
+sys.path.insert(0, str(Path(__file__).parent))
+import survivor
+
+SCRIPT = Path(__file__).parent / "survivor.py"
+
+
+def same(a: rk.Result, b: rk.Result) -> None:
+    """Equal in every bit but the seconds."""
+    for one, other in zip(a.state.leaves, b.state.leaves, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+    timeless = lambda result: [{k: v for k, v in row.items() if k != "seconds"} for row in result.history.rows]
+    assert timeless(a) == timeless(b) and a.history.columns == b.history.columns
+    assert a.ledger == b.ledger and a.status == b.status
+    for one, other in zip(jax.tree.leaves(a.sequences), jax.tree.leaves(b.sequences), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    return {engine: survivor.run(engine) for engine in ("local", "eager")}
+
+
+# Moments in the middle of writing a checkpoint: before a file is synced, before the folder gets its name, before it is
+# known to have it, while an old one is put away.
+WRITES = ["fsync:3", "fsync:9", "replace:2", "replace:5", "replace:6", "fsync:30", "open:12", "replace:13"]
+KILLS = 20
+
+
+def moments():
+    draw = random.Random(1)
+    starts = [f"start:{draw.uniform(0.5, 2.5):.2f}" for _ in range(3)]
+    going = [f"going:{draw.uniform(0.0, 0.5):.2f}" for _ in range(KILLS - len(WRITES) - len(starts))]
+    return draw.sample(starts + going + WRITES, KILLS)
+
+
+def test_a_run_killed_twenty_times_ends_as_if_it_had_never_been(tmp_path, undisturbed):
+    """Killed again and again; a run that has ended all the same is compared, and the next killed in its place."""
+    left, killed, lives = moments(), 0, 0
+    while left and lives < 2 * KILLS:
+        folder, lives = tmp_path / f"run{lives - killed}", lives + 1
+        code = subprocess.run([sys.executable, str(SCRIPT), str(folder), "local", left[0]], timeout=300).returncode
+        assert code in (0, -signal.SIGKILL)
+        if code == 0:
+            same(rk.resume(folder, *survivor.problem(), **survivor.options("local")), undisturbed["local"])
+        else:
+            killed += 1
+            left.pop(0)
+    assert killed == KILLS
+    if (folder / "run.json").exists():
+        same(rk.resume(folder, *survivor.problem(), **survivor.options("local")), undisturbed["local"])
+
+
+class Stop(Exception):
+    pass
+
+
+def stopped(folder, engine="local", at=20, every=5, **changes):
+    """A run whose checkpoints end at a round, since something in it fails there."""
+
+    def fail(round, row):
+        if round > at:
+            raise Stop
+
+    with pytest.raises(Stop):
+        survivor.run(engine, rk.Checkpoints(folder, every=every, **changes), callbacks=[fail])
+    return sorted(path.name for path in folder.glob("round-*"))
+
+
+@pytest.mark.parametrize("engine", ["local", "eager"])
+def test_every_engine_goes_on_bit_for_bit(engine, tmp_path, undisturbed):
+    assert stopped(tmp_path / "run", engine) == ["round-000000015", "round-000000020"]
+    seen = []
+    result = rk.resume(
+        tmp_path / "run",
+        *survivor.problem(),
+        **survivor.options(engine),
+        callbacks=[lambda round, row: seen.append(round)],
+    )
+    same(result, undisturbed[engine])
+    assert seen == [21, 28, 35, 40]
+    same(rk.resume(tmp_path / "run", *survivor.problem(), **survivor.options(engine)), undisturbed[engine])
+
+
+def test_a_run_can_be_lengthened(tmp_path):
+    stopped(tmp_path / "run")
+    longer = rk.resume(tmp_path / "run", *survivor.problem(), rounds=49, **survivor.options("local"))
+    assert longer.history["round"].tolist() == [0, 7, 14, 21, 28, 35, 42, 49]
+    same(longer, rk.run(*survivor.problem(), rounds=49, every=7, **survivor.options("local")))
+
+
+def test_the_newest_are_kept_and_seconds_are_an_interval(tmp_path):
+    assert stopped(tmp_path / "a", every=3, keep=4) == [f"round-0000000{round:02d}" for round in (9, 12, 15, 18)]
+    assert not list((tmp_path / "a").glob(".*"))
+    assert stopped(tmp_path / "b", every="1000s") == ["round-000000000"]
+    assert len(stopped(tmp_path / "c", every="0.000001s", keep=3)) == 3
+    assert read_interval("7") == (7, 0.0) and read_interval("2.5s") == (None, 2.5)
+
+
+def damage(path: Path, how: str) -> None:
+    state, description = path / "state.safetensors", path / "checkpoint.json"
+    if how == "a bit":
+        content = bytearray(state.read_bytes())
+        content[-3] ^= 4
+        state.write_bytes(bytes(content))
+    elif how == "cut":
+        state.write_bytes(state.read_bytes()[:-10])
+    elif how == "gone":
+        state.unlink()
+    elif how == "description":
+        description.write_text(description.read_text().replace('\\"round\\": 20', '\\"round\\": 21', 1))
+    else:
+        description.write_text("{")
+
+
+@pytest.mark.parametrize("how", ["a bit", "cut", "gone", "description", "no json"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(how, tmp_path, undisturbed):
+    names = stopped(tmp_path / "run")
+    damage(tmp_path / "run" / names[-1], how)
+    with pytest.warns(rk.AdviceWarning, match=r"the checkpoint round-000000020 is damaged: .*; the one before is used"):
+        result = rk.resume(tmp_path / "run", *survivor.problem(), **survivor.options("local"))
+    same(result, undisturbed["local"])
+
+
+@pytest.mark.filterwarnings("ignore:the checkpoint")
+def test_when_all_are_damaged_it_is_said(tmp_path):
+    for name in stopped(tmp_path / "run"):
+        damage(tmp_path / "run" / name, "cut")
+    with pytest.raises(rk.InputError, match=r"path: all checkpoints in .* are damaged"):
+        rk.resume(tmp_path / "run", *survivor.problem(), **survivor.options("local"))
+
+
+def other_loss(x, y, e):
+    return survivor.loss(x, y, e) * 2
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("method", lambda p, m, c: (p, rk.SimFBO(lr=rk.Rates(0.06), local_steps=m.local_steps, drift=m.drift), c)),
+        ("method", lambda p, m, c: (p, rk.FedBiO(lr=rk.Rates(0.05)), c)),
+        ("problem", lambda p, m, c: (rk.Bilevel(upper=other_loss, lower=p.lower), m, c)),
+        ("data", lambda p, m, c: (p, m, rk.federate([c.client(i) for i in (1, 0, 2, 3, 4)]))),
+    ],
+)
+def test_another_problem_method_or_data_is_refused(part, change, tmp_path):
+    stopped(tmp_path / "run")
+    with pytest.raises(rk.InputError, match=rf"round-000000020 in .* is of a run with another {part}; give what"):
+        rk.resume(tmp_path / "run", *change(*survivor.problem()), **survivor.options("local"))
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("seed", {"seed": 4}),
+        ("precision", {"precision": "float64"}),
+        ("batch size", {"batch_size": 3}),
+        ("sampling", {"sampling": rk.Bernoulli(0.6)}),
+        ("initial values", {"y": np.ones(3)}),
+    ],
+)
+def test_other_options_are_refused(part, change, tmp_path):
+    stopped(tmp_path / "run")
+    with pytest.raises(rk.InputError, match=f"another {part}; give what"):
+        rk.resume(tmp_path / "run", *survivor.problem(), **(survivor.options("local") | change))
+
+
+def test_losses_of_one_name_are_told_apart_by_their_code(tmp_path):
+    def make(factor, power):
+        upper = (lambda x, e: factor * (x - e) ** 2) if power == 2 else (lambda x, e: factor * (x - e) ** 4)
+        return rk.Single(upper)
+
+    clients = rk.federate([np.array([1.0, 2.0])])
+    method = rk.FedAvg(lr=rk.Rates(0.1))
+    rk.run(make(1.0, 2), method, clients, x=0.0, rounds=2, checkpoints=rk.Checkpoints(tmp_path / "run"))
+    rk.resume(tmp_path / "run", make(1.0, 2), method, clients, x=0.0)
+    for other in (make(3.0, 2), make(1.0, 4)):
+        with pytest.raises(rk.InputError, match=r"another (problem|losses)"):
+            rk.resume(tmp_path / "run", other, method, clients, x=0.0)
+
+
+def test_another_version_is_refused(tmp_path, monkeypatch):
+    stopped(tmp_path / "run")
+    monkeypatch.setattr(checkpoint, "__version__", "99.0")
+    with pytest.raises(rk.InputError, match=r"was written by rookery .*; this is 99.0 .*resume it with that version"):
+        rk.resume(tmp_path / "run", *survivor.problem(), **survivor.options("local"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(rk.InputError, match="holds no checkpoints"):
+        rk.resume(tmp_path / "empty", *survivor.problem(), **survivor.options("local"))
+
+
+def test_two_runs_never_write_the_same_folder(tmp_path):
+    stopped(tmp_path / "run")
+    with pytest.raises(rk.InputError, match=r"checkpoints: .* is there already; give a new or empty folder"):
+        survivor.run("local", rk.Checkpoints(tmp_path / "run"))
+    with hold(tmp_path / "run", "path"), pytest.raises(rk.InputError, match="is being written by another run"):
+        rk.resume(tmp_path / "run", *survivor.problem(), **survivor.options("local"))
+
+
+def test_a_disk_without_space_stops_the_run_before_it_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(rk.StorageError, match=r"checkpoints: 3 of them take .* MiB are free under"):
+        survivor.run("local", rk.Checkpoints(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_fills_up_stops_the_run_cleanly(tmp_path):
+    """The operating system refuses files beyond a size, as a full disk does, from the second checkpoint on."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def fill(round, row):
+        if round >= 14:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50, before[1]))
+
+    try:
+        with pytest.raises(
+            rk.StorageError, match=r"that of round 15 cannot be written: .*; that of round 10 is whole"
+        ) as caught:
+            survivor.run("local", rk.Checkpoints(tmp_path / "run", every=5), callbacks=[fill])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert caught.value.result.state.round == 15
+    assert not list((tmp_path / "run").glob(".*"))
+    same(rk.resume(tmp_path / "run", *survivor.problem(), **survivor.options("local")), survivor.run("local"))
+
+
+def test_an_unwritable_folder_stops_the_run_before_it_begins(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(rk.StorageError, match=r"checkpoints: .* cannot be written: Not a directory"):
+        survivor.run("local", rk.Checkpoints(tmp_path / "file" / "run"))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: rk.Checkpoints("a", every=0), "checkpoint every: 0 was given; rounds"),
+        (lambda: rk.Checkpoints("a", every="10 s"), "checkpoint every: '10 s' was given"),
+        (lambda: rk.Checkpoints("a", every="0s"), "checkpoint every: '0s' was given"),
+        (lambda: rk.Checkpoints("a", keep=0), "keep: 0 was given"),
+        (lambda: survivor.run("local", "folder"), "checkpoints: 'folder' was given; rk.Checkpoints"),
+    ],
+)
+def test_bad_plans_are_refused(make, sentence):
+    with pytest.raises(rk.InputError, match=sentence):
+        make()
+
+
+def test_ctrl_c_leaves_a_checkpoint(tmp_path, undisturbed):
+    def interrupt(round, row):
+        if round == 14:
+            raise KeyboardInterrupt
+
+    with pytest.raises(rk.Interrupted):
+        survivor.run("local", rk.Checkpoints(tmp_path / "run", every="1000s"), callbacks=[interrupt])
+    described = json.loads(
+        json.loads((tmp_path / "run" / "round-000000014" / "checkpoint.json").read_text())["content"]
+    )
+    assert described["round"] == 14
+    same(rk.resume(tmp_path / "run", *survivor.problem(), **survivor.options("local")), undisturbed["local"])
