@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from rookery.data import partitions
-from rookery.data.partitions import IID, PARTITIONS, Dirichlet, Partition, Shards, parse
+from rookery.data.partitions import (
+    IID,
+    PARTITIONS,
+    ClassHeterogeneity,
+    Dirichlet,
+    LongTail,
+    Partition,
+    QuantitySkew,
+    Shards,
+    class_counts,
+    parse,
+)
 
 # One row per partition; each gets every test of a common promise.
 TABLE = {
@@ -20,6 +31,12 @@ TABLE = {
     "by class, tiny alpha": Dirichlet(1e-6, by="class"),
     "by class, huge alpha": Dirichlet(1e300, by="class"),
     "by class, minimum": Dirichlet(0.1, by="class", minimum=20),
+    "quantity": QuantitySkew(0.5),
+    "quantity, tiny alpha": QuantitySkew(1e-6),
+    "quantity, huge alpha": QuantitySkew(1e300),
+    "quantity, minimum": QuantitySkew(0.1, minimum=20),
+    "hetero, one group": ClassHeterogeneity(0.5, groups=1),
+    "long tail that is none": LongTail(1.0, then=Shards(1), largest=10_000),
 }
 
 all_partitions = pytest.mark.parametrize("partition", TABLE.values(), ids=TABLE.keys())
@@ -377,6 +394,146 @@ def test_topping_up_takes_from_the_largest_clients_commonest_class():
     assert counts.tolist() == [[6, 1, 0], [2, 2, 0]]
 
 
+# Class heterogeneity
+
+
+@pytest.mark.parametrize("clients", [5, 10, 40])
+@pytest.mark.parametrize("q", [0, 0.3, 1])
+@pytest.mark.parametrize("labels", [balanced(2000, 5), unbalanced()], ids=["balanced", "unbalanced"])
+def test_heterogeneity_deals_all_examples_evenly(labels, q, clients):
+    parts = ClassHeterogeneity(q).assign(labels, clients, seed=3)
+    dealt = np.concatenate(parts)
+    assert len(parts) == clients and sorted(dealt.tolist()) == list(range(labels.size))
+    sizes = [part.size for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("q", [0, 0.1, 0.5, 1])
+def test_heterogeneity_is_the_share_of_the_own_class_and_the_rest_is_uniform(q):
+    labels, runs = balanced(), 100
+    counts = np.mean(
+        [class_counts(labels, ClassHeterogeneity(q).assign(labels, 10, seed), 10) for seed in range(runs)], 0
+    )
+    # Of 200 examples, 200 q are of the own class and the others a uniform draw from what is left of all ten classes.
+    rest = 200 * (1 - q) / 10
+    expected = np.full((10, 10), rest) + 200 * q * np.eye(10)
+    assert np.abs(counts - expected).max() < 5 * np.sqrt(rest / runs) + 1e-9
+
+
+def test_heterogeneity_takes_a_class_as_far_as_it_goes():
+    labels = np.repeat([0, 1, 2], [80, 15, 5])
+    counts = class_counts(labels, ClassHeterogeneity(1.0).assign(labels, 3, seed=0), 3)
+    assert counts.sum(axis=1).tolist() == [33, 33, 34]
+    assert counts.tolist() == [[33, 0, 0], [18, 15, 0], [29, 0, 5]]
+
+
+def test_heterogeneity_gives_a_group_to_neighbouring_clients():
+    labels = balanced(400, 4)
+    counts = class_counts(labels, ClassHeterogeneity(1.0).assign(labels, 8, seed=0), 4)
+    assert counts.argmax(axis=1).tolist() == [0, 0, 1, 1, 2, 2, 3, 3] and (counts.max(axis=1) == 50).all()
+
+
+def test_heterogeneity_with_more_or_fewer_groups_than_classes():
+    labels = balanced(400, 2)
+    counts = class_counts(labels, ClassHeterogeneity(1.0, groups=4).assign(labels, 4, seed=0), 2)
+    assert counts.tolist() == [[100, 0], [0, 100], [100, 0], [0, 100]]
+    one = class_counts(labels, ClassHeterogeneity(1.0, groups=1).assign(labels, 1, seed=0), 2)
+    assert one.tolist() == [[200, 200]]
+
+
+def test_heterogeneity_needs_a_multiple_of_the_groups():
+    with pytest.raises(ValueError, match="clients: 25 was given for 10 groups of clients; a multiple is needed"):
+        ClassHeterogeneity(0.5).assign(balanced(), 25, seed=0)
+
+
+# Quantity skew
+
+
+def test_quantity_skew_sizes_have_the_dirichlets_moments():
+    alpha, n, labels = 2.0, 5, balanced(4000)
+    shares = np.array([[p.size / 4000 for p in QuantitySkew(alpha).assign(labels, n, seed)] for seed in range(2000)])
+    variance = (1 / n) * (1 - 1 / n) / (n * alpha + 1)
+    assert np.abs(shares.mean(axis=0) - 1 / n).max() < 4 * np.sqrt(variance / 2000)
+    np.testing.assert_allclose(shares.var(axis=0), variance, rtol=0.15)
+
+
+def test_quantity_skew_leaves_labels_alone():
+    labels = np.sort(unbalanced(4000))
+    whole = np.unique(labels, return_counts=True)[1] / labels.size
+    parts = [part for seed in range(20) for part in QuantitySkew(5.0, minimum=100).assign(labels, 10, seed)]
+    share = proportions(parts, labels)
+    np.testing.assert_allclose(share.mean(axis=0), whole, atol=4 * np.sqrt(0.25 / 100 / len(parts)))
+
+
+def test_quantity_skew_keeps_the_minimum():
+    sizes = [part.size for part in QuantitySkew(0.01, minimum=15).assign(balanced(), 100, seed=0)]
+    assert min(sizes) == 15 and sum(sizes) == 2000
+
+
+# Long tail
+
+
+def test_long_tail_keeps_the_first_of_every_class():
+    labels = np.random.default_rng(0).permutation(balanced(1000, 5))
+    kept = np.sort(np.concatenate(LongTail(0.01).assign(labels, 4, seed=0)))
+    expected = [np.flatnonzero(labels == c)[:size] for c, size in enumerate([200, 64, 20, 7, 2])]
+    assert kept.tolist() == sorted(np.concatenate(expected).tolist())
+
+
+def test_long_tail_sizes_are_rounded_up_and_whole_ones_stay():
+    # 1000 * 0.001^(c/3) is 1000, 100, 10, 1, but not all of them are in floating point.
+    labels = np.repeat(np.arange(4), 1000)
+    assert np.bincount(labels[LongTail(0.001)._kept(labels)]).tolist() == [1000, 100, 10, 1]
+    assert np.bincount(labels[LongTail(0.5, largest=3)._kept(labels)]).tolist() == [3, 3, 2, 2]
+
+
+def test_long_tail_keeps_at_most_what_there_is():
+    labels = np.repeat([2, 5, 9], [10, 500, 30])
+    # By default the first class is to have the mean number of examples, 180.
+    assert [np.sum(labels[LongTail(0.25)._kept(labels)] == c) for c in (2, 5, 9)] == [10, 90, 30]
+    assert [np.sum(labels[LongTail(0.25, largest=40)._kept(labels)] == c) for c in (2, 5, 9)] == [10, 20, 10]
+
+
+def test_long_tail_deals_what_it_keeps_by_the_other_partition():
+    labels = balanced(1000, 10)
+    kept = LongTail(0.1)._kept(labels)
+    for then in (IID(), Shards(2), Dirichlet(0.3), ClassHeterogeneity(0.5), QuantitySkew(1.0)):
+        parts = LongTail(0.1, then=then).assign(labels, 10, seed=5)
+        expected = [kept[part] for part in then.assign(labels[kept], 10, seed=5)]
+        assert all(np.array_equal(a, b) for a, b in zip(parts, expected))
+
+
+def test_long_tail_is_the_same_for_all_seeds_and_is_a_partition():
+    labels = unbalanced()
+    first, other = (np.concatenate(LongTail(0.1).assign(labels, 10, seed)) for seed in (0, 1))
+    assert set(first.tolist()) == set(other.tolist()) and first.tolist() != other.tolist()
+    assert isinstance(LongTail(0.1), Partition) and np.unique(first).size == first.size
+
+
+def test_long_tail_of_one_class_and_of_too_few_examples():
+    assert np.concatenate(LongTail(0.01).assign([4] * 100, 5, seed=0)).size == 100
+    with pytest.raises(ValueError, match="clients: 30 was given for the 23 examples of a long tail; at most one"):
+        LongTail(0.01, largest=20).assign(balanced(100, 3), 30, seed=0)
+
+
+# Counts of classes
+
+
+def test_class_counts():
+    labels = np.array([0, 2, 2, 0, 3])
+    counts = class_counts(labels, [np.array([0, 1, 2]), np.array([4]), np.array([], int)], classes=5)
+    assert counts.tolist() == [[1, 0, 2, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]]
+    assert np.issubdtype(counts.dtype, np.integer)
+    parts = Dirichlet(0.3).assign(balanced(), 7, seed=0)
+    assert class_counts(balanced(), parts, 10).sum(axis=1).tolist() == [part.size for part in parts]
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 5], [-1, 0, 1]])
+def test_class_counts_refuse_labels_beyond_the_classes(labels):
+    with pytest.raises(ValueError, match=f"labels: {min(labels)} to {max(labels)} were given; 0 to 4 are allowed"):
+        class_counts(np.array(labels), [np.array([0])], classes=5)
+
+
 # Texts
 
 
@@ -391,6 +548,14 @@ def test_topping_up_takes_from_the_largest_clients_commonest_class():
         ("dirichlet:0.2", Dirichlet(0.2)),
         ("dirichlet:1e-1", Dirichlet(0.1)),
         ("dirichlet-class:0.5", Dirichlet(0.5, by="class")),
+        ("dirichlet:1e+3", Dirichlet(1000.0)),
+        ("hetero:0.5", ClassHeterogeneity(0.5)),
+        ("quantity:0.5", QuantitySkew(0.5)),
+        ("longtail:0.01", LongTail(0.01)),
+        ("longtail:0.01+hetero:0.5", LongTail(0.01, then=ClassHeterogeneity(0.5))),
+        (" LongTail: 1e-2 + Shards ", LongTail(0.01, then=Shards(2))),
+        ("longtail:0.1+dirichlet:1e+3", LongTail(0.1, then=Dirichlet(1000.0))),
+        ("longtail:0.1+longtail:0.5+iid", LongTail(0.1, then=LongTail(0.5))),
     ],
 )
 def test_parse(text, partition):
@@ -399,8 +564,8 @@ def test_parse(text, partition):
 
 def test_every_listed_partition_can_be_made_and_parsed():
     for name, (constructor, description) in PARTITIONS.items():
-        made = constructor() if name == "iid" else constructor(2)
-        assert parse(name if name == "iid" else f"{name}:2") == made
+        made = constructor() if name == "iid" else constructor(1)
+        assert parse(name if name == "iid" else f"{name}:1") == made
         assert description and "\n" not in description
 
 
@@ -423,6 +588,14 @@ def test_every_listed_partition_can_be_made_and_parsed():
         ("dirichlet:much", "partition: 'dirichlet:much' was given; allowed is dirichlet:A with a number A"),
         ("dirichlet:-1", "partition: 'dirichlet:-1' was given, and in it alpha: -1.0 was given; a positive"),
         ("dirichlet-class:nan", "partition: 'dirichlet-class:nan' was given, and in it alpha: nan was given"),
+        ("hetero", "partition: 'hetero' was given; allowed is hetero:Q with a number Q"),
+        ("hetero:2", "partition: 'hetero:2' was given, and in it q: 2.0 was given; a number from 0 to 1"),
+        ("quantity:", "partition: 'quantity:' was given; allowed is quantity:A with a number A"),
+        ("longtail", "partition: 'longtail' was given; allowed is longtail:R with a number R"),
+        ("longtail:0", "partition: 'longtail:0' was given, and in it ratio: 0.0 was given; a number above 0"),
+        ("longtail:0.1+", r"partition: 'longtail:0.1\+' was given; allowed is longtail:R"),
+        ("longtail:0.1+hetro:1", r"partition: 'hetro' is not known \(did you mean 'hetero'\?\)"),
+        ("iid+shards:2", r"partition: 'iid\+shards:2' was given; only longtail:R can stand before a plus"),
     ],
 )
 def test_parse_refuses(text, message):
@@ -436,8 +609,27 @@ def test_parse_refuses(text, message):
 
 @pytest.mark.parametrize("alpha", [0, 0.0, -1, float("nan"), float("inf"), "0.2", None])
 def test_alpha_is_positive_and_finite(alpha):
-    with pytest.raises(ValueError, match=f"alpha: {alpha!r} was given; a positive finite number is needed"):
-        Dirichlet(alpha)
+    for partition in (Dirichlet, QuantitySkew):
+        with pytest.raises(ValueError, match=f"alpha: {alpha!r} was given; a positive finite number is needed"):
+            partition(alpha)
+
+
+@pytest.mark.parametrize("q", [-0.1, 1.1, float("nan"), "0.5", None])
+def test_q_is_from_zero_to_one(q):
+    with pytest.raises(ValueError, match=f"q: {q!r} was given; a number from 0 to 1 is needed"):
+        ClassHeterogeneity(q)
+
+
+@pytest.mark.parametrize("ratio", [0, -0.1, 1.1, float("nan"), "0.5", None])
+def test_ratio_is_above_zero_and_at_most_one(ratio):
+    with pytest.raises(ValueError, match=f"ratio: {ratio!r} was given; a number above 0 and at most 1 is needed"):
+        LongTail(ratio)
+
+
+@pytest.mark.parametrize("then", [IID, None, "iid"])
+def test_then_is_a_partition(then):
+    with pytest.raises(ValueError, match=r"then: .* was given; a partition such as IID\(\) is needed"):
+        LongTail(0.1, then=then)
 
 
 @pytest.mark.parametrize(
@@ -458,6 +650,12 @@ def test_counts_are_positive_integers(number):
         Shards(number)
     with pytest.raises(ValueError, match=r"minimum: .* was given; an integer of at least 1 is needed"):
         Dirichlet(0.2, by="class", minimum=number)
+    with pytest.raises(ValueError, match=r"minimum: .* was given; an integer of at least 1 is needed"):
+        QuantitySkew(0.2, minimum=number)
+    with pytest.raises(ValueError, match=r"groups: .* was given; an integer of at least 1 is needed"):
+        ClassHeterogeneity(0.2, groups=number)
+    with pytest.raises(ValueError, match=r"largest: .* was given; an integer of at least 1 is needed"):
+        LongTail(0.2, largest=number)
 
 
 @all_partitions

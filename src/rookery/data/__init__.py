@@ -1,23 +1,43 @@
 """Datasets, partitions over clients, and federated arrays."""
 
-from rookery.data.datasets import Dataset, digits, synthetic
+from rookery.data.catalogue import DATASETS, load
+from rookery.data.datasets import Dataset, breast_cancer, digits, synthetic, wine
 from rookery.data.federated import Clients, Split, federate
 from rookery.data.inputs import CropFlip, Scale
-from rookery.data.partitions import IID, PARTITIONS, Dirichlet, Partition, Shards, parse
+from rookery.data.partitions import (
+    IID,
+    PARTITIONS,
+    ClassHeterogeneity,
+    Dirichlet,
+    LongTail,
+    Partition,
+    QuantitySkew,
+    Shards,
+    class_counts,
+    parse,
+)
 
 __all__ = [
+    "DATASETS",
     "IID",
     "PARTITIONS",
+    "ClassHeterogeneity",
     "Clients",
     "CropFlip",
     "Dataset",
     "Dirichlet",
+    "LongTail",
     "Partition",
+    "QuantitySkew",
     "Scale",
     "Shards",
     "Split",
+    "breast_cancer",
+    "class_counts",
     "digits",
     "federate",
+    "load",
     "parse",
     "synthetic",
+    "wine",
 ]

@@ -16,7 +16,7 @@ from rookery.data.federated import Augment, Clients, Split, federate
 from rookery.data.inputs import Scale
 from rookery.errors import InputError
 
-__all__ = ["Dataset", "digits", "synthetic"]
+__all__ = ["Dataset", "breast_cancer", "digits", "standardising", "synthetic", "wine"]
 
 
 # Not comparable by value: == on arrays has no single answer.
@@ -57,7 +57,7 @@ class Dataset:
         The same fraction of every class is held out, by a seed.
         """
         _check_fraction("fraction", fraction)
-        held_out = _hold_out("fraction", self.train["label"], fraction, seed)
+        held_out = hold_out("fraction", self.train["label"], fraction, seed)
         return replace(self, train=_take(self.train, ~held_out), test=_take(self.train, held_out))
 
     def partition(
@@ -136,8 +136,52 @@ def digits(test_fraction: float = 0.2) -> Dataset:
     _check_fraction("test_fraction", test_fraction)
     pixels, label = load_digits(return_X_y=True)
     examples = {"input": (pixels / 16).astype(np.float32), "label": label.astype(np.int32)}
-    is_test = _hold_out("test_fraction", label, test_fraction, seed=0)
+    is_test = hold_out("test_fraction", label, test_fraction, seed=0)
     return Dataset("digits", _take(examples, ~is_test), _take(examples, is_test), classes=10, scale=Scale((8, 8, 1)))
+
+
+def breast_cancer(test_fraction: float = 0.2) -> Dataset:
+    """569 tumours, 30 measurements of the cell nuclei of each, malignant or benign; comes with scikit-learn.
+
+    Inputs are stored as they were measured; the scale gives every one mean 0 and standard deviation 1 over the
+    training examples. The test set is held out as that of `digits` is.
+
+    Args:
+      test_fraction: the fraction of each class that goes to the test set, rounded to whole examples.
+
+    >>> breast_cancer().train["input"].shape, breast_cancer().test["input"].shape
+    ((456, 30), (113, 30))
+
+    Reference: Wolberg, Mangasarian, Street, Street, "Breast Cancer Wisconsin (Diagnostic)", UCI Machine Learning
+    Repository, 1995.
+    """
+    from sklearn.datasets import load_breast_cancer
+
+    return _records("breast_cancer", load_breast_cancer(), test_fraction)
+
+
+def wine(test_fraction: float = 0.2) -> Dataset:
+    """178 wines of three cultivars, 13 chemical measurements of each; comes with scikit-learn.
+
+    Stored, scaled and held out as `breast_cancer` is.
+
+    Args:
+      test_fraction: the fraction of each class that goes to the test set, rounded to whole examples.
+
+    >>> wine().train["input"].shape, wine().test["input"].shape
+    ((142, 13), (36, 13))
+
+    Reference: Aeberhard, Forina, "Wine", UCI Machine Learning Repository, 1992.
+    """
+    from sklearn.datasets import load_wine
+
+    return _records("wine", load_wine(), test_fraction)
+
+
+def standardising(inputs: np.ndarray) -> Scale:
+    """The scale that gives every feature mean 0 and standard deviation 1 over these inputs, a constant one mean 0."""
+    mean, std = inputs.mean(axis=0, dtype=np.float64), inputs.std(axis=0, dtype=np.float64)
+    return Scale(inputs.shape[1:], mean=tuple(mean.tolist()), std=tuple(np.where(std > 0, std, 1).tolist()))
 
 
 def synthetic(
@@ -187,7 +231,16 @@ def synthetic(
     return Dataset("synthetic", draw(examples), draw(test_examples), classes)
 
 
-def _hold_out(name, label, fraction, seed):
+def _records(name, source, test_fraction):
+    """A dataset of scikit-learn's, a part of it held out."""
+    _check_fraction("test_fraction", test_fraction)
+    examples = {"input": source.data.astype(np.float32), "label": source.target.astype(np.int32)}
+    is_test = hold_out("test_fraction", examples["label"], test_fraction, seed=0)
+    train, names = _take(examples, ~is_test), tuple(str(c) for c in source.target_names)
+    return Dataset(name, train, _take(examples, is_test), len(names), standardising(train["input"]), names)
+
+
+def hold_out(name, label, fraction, seed):
     """Which examples are held out: of every class the same fraction, rounded, chosen by a seed."""
     rng = np.random.default_rng(seed)
     held_out = np.zeros(label.size, bool)

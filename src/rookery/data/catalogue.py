@@ -1,0 +1,357 @@
+"""The catalogue: every dataset by its name, from a folder, the cache or the network. Imports only errors and data.
+
+A dataset that lies in files is looked for in the folder that ROOKERY_DATA names, then in the cache, and is otherwise
+downloaded into the cache. In either folder it may lie in a folder of its own (`mnist/`, `fashion_mnist/`, `cifar10/`,
+`libsvm/`) or directly. The cache is the folder that ROOKERY_CACHE names, else `rookery` in XDG_CACHE_HOME, else
+`~/.cache/rookery`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rookery.data import formats
+from rookery.data.datasets import Dataset, breast_cancer, digits, hold_out, standardising, wine
+from rookery.data.download import ChecksumError, DownloadError, checksum_of, fetch
+from rookery.data.inputs import Scale
+from rookery.errors import InputError, unknown
+
+__all__ = ["DATASETS", "cache_folder", "load"]
+
+# How a file may be packed: what may stand at the end of its name.
+PACKINGS = (".gz", ".xz", ".bz2", "")
+
+# The fraction of each class that is held out where there is no test file.
+HELD_OUT = 1 / 5
+
+LOCAL = "libsvm:"  # what stands before the path of a file of one's own
+
+# Examples of the training and of the test file, where there is one.
+ROWS: dict[str, tuple[int, ...]] = {
+    "mnist": (60_000, 10_000),
+    "fashion_mnist": (60_000, 10_000),
+    "cifar10": (50_000, 10_000),
+    "a9a": (32_561, 16_281),
+    "w8a": (49_749, 14_951),
+    "german": (1_000,),
+    "magic": (19_020,),
+}
+
+# Checksums that were published, or that verified files have, by the name of the file.
+CHECKSUMS: dict[str, dict[str, str]] = {
+    "mnist": {
+        "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "md5:9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
+        "train-images-idx3-ubyte": "md5:6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "md5:a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "md5:2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "md5:27ae3e4e09519cfbb04c329615203637",
+    },
+    "fashion_mnist": {
+        "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
+    },
+    "cifar10": {
+        "cifar-10-python.tar.gz": "md5:c58f30108f718f92721af3b95e74349a",
+        "cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530",
+    },
+}
+
+_LIBSVM = ("https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/",)
+
+# Where the files of a dataset are, all of them at every address.
+MIRRORS: dict[str, tuple[str, ...]] = {
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+    "fashion_mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+    "cifar10": ("https://www.cs.toronto.edu/~kriz/",),
+    "a9a": _LIBSVM,
+    "w8a": _LIBSVM,
+    "german": _LIBSVM,
+    "magic": ("https://archive.ics.uci.edu/ml/machine-learning-databases/magic/",),
+}
+
+
+def load(name: str) -> Dataset:
+    """A dataset by its name in `DATASETS`, or a LIBSVM file of one's own as `libsvm:PATH`.
+
+    What was loaded is kept: loading it again is immediate, as long as its files are the same. Its arrays are
+    read-only. A file of one's own has `PATH.t` beside it for its test set; else a fifth of each class is held out.
+
+    >>> load("digits").train["input"].shape
+    (1438, 64)
+    """
+    if not isinstance(name, str):
+        raise InputError(f"data: {name!r} was given; the name of a dataset is needed, such as 'mnist'")
+    if name.startswith(LOCAL):
+        return _load_local(name)
+    if name not in DATASETS:
+        raise unknown("data", name, [*DATASETS, f"{LOCAL}PATH"])
+    return DATASETS[name][1]()
+
+
+def cache_folder() -> Path:
+    """Where downloads go."""
+    if folder := os.environ.get("ROOKERY_CACHE"):
+        return Path(folder).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "rookery"
+
+
+def _data_folder() -> Path | None:
+    """The folder that ROOKERY_DATA names, if it names one."""
+    given = os.environ.get("ROOKERY_DATA")
+    if not given:
+        return None
+    folder = Path(given).expanduser().absolute()
+    if not folder.is_dir():
+        raise InputError(f"ROOKERY_DATA: {given!r} was given; a folder is needed")
+    return folder
+
+
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """A dataset that lies in files.
+
+    Args:
+      name: what it is called.
+      folder: the folder its files may lie in.
+      read: its files, in the order of a form -> the dataset.
+      download: the files that are downloaded.
+      forms: the alternatives of files it may consist of, without the endings of packings.
+      lesser: further alternatives, without a test file: enough in a folder of one's own, not in the cache, where the
+        test file may just not have arrived.
+      namesake: a dataset with files of the same names; what is known to be its is not taken for this one's.
+    """
+
+    name: str
+    folder: str
+    read: Callable[..., Dataset]
+    download: tuple[str, ...]
+    forms: tuple[tuple[str, ...], ...]
+    lesser: tuple[tuple[str, ...], ...] = ()
+    namesake: str | None = None
+
+    def __call__(self) -> Dataset:
+        """The dataset, from where it is found first."""
+        data, cache = _data_folder(), cache_folder()
+        source = self._find(data, self.forms + self.lesser) if data else None
+        source = source or self._find(cache, self.forms)
+        return _load(self._checked, source) if source else self._downloaded(data, cache)
+
+    def _find(self, root: Path, forms: tuple[tuple[str, ...], ...]) -> tuple[Path, ...] | None:
+        """The files of the first form that is there as a whole."""
+        for form in forms:
+            for place in (root / self.folder, root):
+                paths = tuple(path for name in form if (path := _packed(place / name)))
+                if len(paths) == len(form) and not self._is_namesakes(paths[0]):
+                    return paths
+        return None
+
+    def _is_namesakes(self, path: Path) -> bool:
+        if path.parent.name == self.folder or self.namesake is None:
+            return False
+        return checksum_of(path, "md5") in CHECKSUMS[self.namesake].values()
+
+    def _downloaded(self, data: Path | None, cache: Path) -> Dataset:
+        """The dataset, downloaded into the cache."""
+        known, place = CHECKSUMS.get(self.name, {}), cache / self.folder
+        try:
+            source = tuple(
+                fetch([mirror + name for mirror in MIRRORS[self.name]], place / name, known.get(name))
+                for name in self.download
+            )
+        except DownloadError as error:
+            raise InputError(
+                f"data: {self.name!r} is not in ROOKERY_DATA{f'={data}' if data else ' (which is not set)'} nor in the "
+                f"cache folder {cache}, and could not be downloaded ({error}); set ROOKERY_DATA to a folder that has "
+                f"{', '.join(self.download)}, or put what is missing into {place}"
+            ) from None
+        try:
+            return _load(self._checked, source)
+        except InputError:
+            # What has no checksum was not checked before: a wrong file must not stay.
+            for path in source:
+                if path.name not in known:
+                    path.unlink(missing_ok=True)
+            raise
+
+    def _checked(self, *paths: Path) -> Dataset:
+        """The dataset in some files, each of them checked where its checksum is known."""
+        known = CHECKSUMS.get(self.name, {})
+        for path in paths:
+            expected = known.get(path.name)
+            if expected is not None and (found := checksum_of(path, "md5")) != expected:
+                raise ChecksumError(f"{path}: {expected} is expected and {found} was found; remove or replace the file")
+        return self.read(*paths)
+
+
+def _packed(path: Path) -> Path | None:
+    """The file, by its own name or by that of a packed one."""
+    candidates = (path.with_name(path.name + packing) for packing in PACKINGS)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def _load(read: Callable[..., Dataset], source: tuple[Path, ...] = ()) -> Dataset:
+    """What a reader makes of files, read once as long as they are the same."""
+    return _kept(read, source, tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in source))
+
+
+@lru_cache(maxsize=8)
+def _kept(read: Callable[..., Dataset], source: tuple[Path, ...], _stamps: tuple) -> Dataset:
+    dataset = read(*source)
+    # All who load it share it.
+    for part in (dataset.train, dataset.test):
+        for array in part.values():
+            array.flags.writeable = False
+    return dataset
+
+
+def _load_local(name: str) -> Dataset:
+    """A LIBSVM file of one's own, with its test file where there is one."""
+    path = Path(name.removeprefix(LOCAL)).expanduser().absolute()
+    if not path.is_file():
+        raise InputError(f"data: {name!r} was given; the path of a LIBSVM file is needed")
+    test = _packed(path.with_name(f"{_unpacked_name(path)}.t"))
+    return _load(_local, (path, test) if test else (path,))
+
+
+def _local(*paths: Path) -> Dataset:
+    return _records(_unpacked_name(paths[0]), *_libsvm_parts(paths))
+
+
+def _unpacked_name(path: Path) -> str:
+    return path.stem if path.suffix in PACKINGS else path.name
+
+
+def _libsvm_parts(paths: Sequence[Path], features: int | None = None) -> list[formats.Records]:
+    """The records of a training file, and of a test file with the same features and labels."""
+    train = formats.libsvm(paths[0], features)
+    return [train] + [formats.libsvm(path, train.input.shape[1], train.values) for path in paths[1:]]
+
+
+def _records(name: str, train: formats.Records, test: formats.Records | None = None) -> Dataset:
+    """A dataset of records, a part of them held out where there is no test set."""
+    names = tuple(value if isinstance(value, str) else f"{value:g}" for value in train.values)
+    examples = _examples(train)
+    if test is not None:
+        return Dataset(name, examples, _examples(test), len(names), class_names=names)
+    held_out = hold_out(f"data: the held-out fraction of {name}", train.label, HELD_OUT, seed=0)
+    first, second = ({key: array[where] for key, array in examples.items()} for where in (~held_out, held_out))
+    return Dataset(name, first, second, len(names), class_names=names)
+
+
+def _examples(part: formats.Images | formats.Records) -> dict[str, np.ndarray]:
+    return {"input": part.input, "label": part.label}
+
+
+def _check_counts(name: str, paths: Sequence[Path], parts: Sequence[Any], features: int, classes: int) -> None:
+    """Refuses files that do not have as many examples, features and classes as the dataset has."""
+    for what, part, rows in zip(("training", "test"), parts, ROWS[name]):
+        found = (len(part.label), part.input.shape[1], int(part.label.max(initial=-1)) + 1)
+        if found != (rows, features, classes):
+            raise InputError(
+                f"data: {name!r} in {paths[0].parent} has {found[0]} {what} examples of {found[1]} features and "
+                f"{found[2]} classes; {rows} of {features} and {classes} are needed"
+            )
+
+
+def _read_idx(name: str, scale: Scale, class_names: tuple[str, ...], *paths: Path) -> Dataset:
+    arrays = [formats.idx(path) for path in paths]
+    parts = []
+    for images, labels in (arrays[:2], arrays[2:]):
+        if images.shape[1:] != scale.shape[:2] or labels.shape != images.shape[:1]:
+            raise InputError(
+                f"data: {name!r} in {paths[0].parent} has images of shape {images.shape} and labels of shape "
+                f"{labels.shape}; {scale.shape[0]} x {scale.shape[1]} pixels and a label for every image are needed"
+            )
+        parts.append(formats.Images(images.reshape(len(images), -1), labels.astype(np.int32)))
+    _check_counts(name, paths, parts, features=scale.shape[0] * scale.shape[1], classes=10)
+    return Dataset(name, _examples(parts[0]), _examples(parts[1]), 10, scale, class_names)
+
+
+def _read_cifar10(*paths: Path) -> Dataset:
+    train, test = formats.cifar10(paths)
+    _check_counts("cifar10", paths, (train, test), features=32 * 32 * 3, classes=10)
+    mean, std = (0.49139968, 0.48215841, 0.44653091), (0.24703223, 0.24348513, 0.26158784)
+    names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+    return Dataset("cifar10", _examples(train), _examples(test), 10, Scale((32, 32, 3), 255.0, mean, std), names)
+
+
+def _read_libsvm(name: str, features: int, *paths: Path) -> Dataset:
+    parts = _libsvm_parts(paths, features)
+    _check_counts(name, paths, parts, features, classes=2)
+    return _records(name, *parts)
+
+
+def _read_magic(path: Path) -> Dataset:
+    records = formats.labelled_csv(path)
+    _check_counts("magic", (path,), (records,), features=10, classes=2)
+    dataset = _records("magic", records)
+    return replace(dataset, scale=standardising(dataset.train["input"]), class_names=("gamma", "hadron"))
+
+
+_IDX = tuple(f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
+def _idx(name: str, mean: float, std: float, class_names: tuple[str, ...], namesake: str) -> _Stored:
+    read = partial(_read_idx, name, Scale((28, 28, 1), 255.0, mean, std), class_names)
+    return _Stored(name, name, read, tuple(f"{file}.gz" for file in _IDX), (_IDX,), namesake=namesake)
+
+
+def _libsvm(name: str, features: int, *files: str) -> _Stored:
+    read, train, *test = partial(_read_libsvm, name, features), *files
+    return _Stored(name, "libsvm", read, files, (files,), lesser=((train,),) if test else ())
+
+
+_CIFAR10 = _Stored(
+    "cifar10",
+    "cifar10",
+    _read_cifar10,
+    ("cifar-10-python.tar.gz",),
+    (
+        (*(f"cifar10_train_{i}_d2.npz" for i in range(1, 6)), "cifar10_test_d2.npz"),
+        tuple(f"cifar-10-batches-py/{batch}" for batch in formats.CIFAR10_BATCHES),
+        tuple(f"cifar-10-batches-bin/{batch}.bin" for batch in formats.CIFAR10_BATCHES),
+        formats.CIFAR10_BATCHES,
+        tuple(f"{batch}.bin" for batch in formats.CIFAR10_BATCHES),
+        ("cifar-10-python.tar.gz",),
+        ("cifar-10-binary.tar.gz",),
+    ),
+)
+
+# Name -> (one line about it, what loads it).
+DATASETS: Mapping[str, tuple[str, Callable[[], Dataset]]] = {
+    "digits": ("1,797 handwritten digits of 8 x 8 pixels, ten classes; built in", partial(_load, digits)),
+    "breast_cancer": ("569 tumours, 30 measurements, two classes; built in", partial(_load, breast_cancer)),
+    "wine": ("178 wines, 13 measurements, three classes; built in", partial(_load, wine)),
+    "mnist": (
+        "70,000 handwritten digits of 28 x 28 pixels, ten classes",
+        _idx("mnist", 33.3184 / 255, 78.5675 / 255, (), namesake="fashion_mnist"),
+    ),
+    "fashion_mnist": (
+        "70,000 articles of clothing of 28 x 28 pixels, ten classes",
+        _idx("fashion_mnist", 0.2860, 0.3530, _FASHION, namesake="mnist"),
+    ),
+    "cifar10": ("60,000 photographs of 32 x 32 pixels in colour, ten classes", _CIFAR10),
+    "a9a": ("48,842 adults of a census, 123 binary features, two classes", _libsvm("a9a", 123, "a9a", "a9a.t")),
+    "w8a": ("64,700 web pages, 300 binary features, two classes", _libsvm("w8a", 300, "w8a", "w8a.t")),
+    "german": ("1,000 loans, 24 features, two classes", _libsvm("german", 24, "german.numer_scale")),
+    "magic": (
+        "19,020 showers seen by a telescope, 10 measurements, two classes",
+        _Stored("magic", "libsvm", _read_magic, ("magic04.data",), (("magic04.data",),)),
+    ),
+}
