@@ -23,7 +23,7 @@ from safetensors import numpy as safetensors
 
 from rookery.errors import AdviceWarning, InputError, StorageError
 from rookery.federation.steps import is_whole
-from rookery.runs.files import fill_folder, hold, refuse_used, remove_folder, remove_leftovers, write_folder
+from rookery.runs.files import hold, refuse_used, remove_folder, remove_leftovers, write_folder, write_text
 from rookery.runs.fingerprint import difference
 from rookery.runs.result import RunState
 from rookery.runs.table import Table
@@ -104,7 +104,7 @@ def open_checkpoints(
             **asked,
         }
         try:
-            fill_folder(folder, lambda aside: (aside / PLAN).write_text(json.dumps(described, indent=1)), last=PLAN)
+            write_text(folder / PLAN, json.dumps(described, indent=1))
             yield saver, None
         except BaseException:
             if saver.last is None:  # nothing to go on from

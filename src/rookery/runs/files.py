@@ -51,6 +51,12 @@ def fill_folder(folder: Path, write: Callable[[Path], Any], last: str) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a file, whole or not at all, and the folder it is in where that is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fill_folder(path.parent, lambda aside: (aside / path.name).write_text(text), last=path.name)
+
+
 def remove_folder(folder: Path) -> None:
     """Removes a folder so that no half of it is ever seen under its name."""
     aside = Path(tempfile.mkdtemp(prefix=".aside.", dir=folder.parent))

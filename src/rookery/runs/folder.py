@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import platform
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from rookery.errors import InputError
-from rookery.runs.files import write_folder
+from rookery.runs.files import fill_folder, hold, refuse_used, remove_leftovers
 from rookery.runs.plot import plot_histories
 from rookery.runs.result import Result
 from rookery.version import __version__
@@ -30,37 +30,52 @@ def versions() -> dict[str, str]:
     }
 
 
-def default_folder(task: str, method: str, root: str | Path = "runs") -> Path:
-    """A folder that is not there yet, named after time, task and method."""
-    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{task}_{method}"
-    folders = (Path(root) / (name if number == 1 else f"{name}-{number}") for number in range(1, 1000))
-    return next(folder for folder in folders if not folder.exists())
+def make_folder(name: str, root: str | Path = "runs") -> Path:
+    """Makes a folder that was not there, named after the time and a name."""
+    stem = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{name}"
+    for number in range(1, 1000):
+        folder = Path(root) / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InputError(f"out: {str(folder)!r} cannot be written: {error.strerror}") from error
+        return folder
+    raise InputError(f"out: there are a thousand folders {stem!r} under {str(root)!r}; give another")
 
 
-def check_writable(folder: Path) -> None:
-    """Refuses, before time is spent, a folder that holds something or cannot be made."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"out: {str(folder)!r} is there already; give a new or empty folder")
+@contextlib.contextmanager
+def open_folder(folder: Path | None, name: str, existing: bool = False) -> Iterator[Path]:
+    """Holds a run's folder for this process, so that no other writes it: a new one, or one that is there.
+
+    A folder that can not be made or written, or that holds something already, is refused before time is spent.
+    """
+    if folder is None:
+        folder = make_folder(name)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        probe = folder.parent / f".{folder.name}.probe"
-        probe.mkdir()
-        probe.rmdir()
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"out: {str(folder)!r} cannot be written: {error.strerror}") from error
+    with hold(folder, "run" if existing else "out"):
+        if existing:
+            remove_leftovers(folder)
+        else:
+            refuse_used(folder, "out")
+        yield folder
 
 
-def write_run(folder: str | Path, result: Result, config: dict[str, Any], metric: str) -> Path:
-    """Writes a run's folder, whole or not at all.
+def write_results(folder: Path, result: Result, label: str, metric: str) -> None:
+    """Writes what came of a run into its folder, each file whole or not at all, result.json last.
 
-    It holds config.json (configuration, versions, seed), history.csv, sequences.safetensors (the final parameters),
-    result.json and state.safetensors (to continue from), and plot.png, the main metric against exchanges.
+    These are history.csv, sequences.safetensors (the final parameters), result.json and state.safetensors (to continue
+    from), and plot.png, the main metric against exchanges.
     """
 
-    def write(inside: Path) -> None:
-        (inside / "config.json").write_text(json.dumps(config | {"versions": versions()}, indent=1, default=str))
-        result.write_into(inside)
+    def write(aside: Path) -> None:
+        result.write_into(aside)
         if metric in result.history:
-            plot_histories({str(config.get("method_name", "")): result.history}, metric, inside / "plot.png")
+            plot_histories({label: result.history}, metric, aside / "plot.png")
 
-    return write_folder(folder, write)
+    fill_folder(folder, write, last="result.json")

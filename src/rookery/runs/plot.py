@@ -1,33 +1,88 @@
-"""Plots of histories."""
+"""Plots of histories and of partitions, as png."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from rookery.runs.table import Table
+
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # x, mean, spread
+
+
+def _figure(width: float, height: float) -> Any:
+    # Imported here: it takes a second, and most runs draw nothing.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=144, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _dress(axes: Any, x: str, y: str) -> None:
+    axes.set_xlabel(x.replace("_", " "))
+    axes.set_ylabel(y.replace("_", " "))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def plot_histories(
     histories: Mapping[str, Table], metric: str, path: str | Path, against: str = "exchanges", title: str = ""
 ) -> Path:
     """Draws one curve per history, a metric against what it cost, into a png."""
-    # Imported here: it takes a second, and most runs draw nothing.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.0), dpi=144, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(6.4, 4.0)
     axes = figure.subplots()
     for name, history in histories.items():
         axes.plot(history[against], history[metric], label=name, linewidth=1.8)
-    axes.set_xlabel(against.replace("_", " "))
-    axes.set_ylabel(metric)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    _dress(axes, against, metric)
     if title:
         axes.set_title(title)
     if any(histories):
         axes.legend(frameon=False)
+    figure.savefig(path)
+    return Path(path)
+
+
+def plot_panels(
+    panels: Mapping[str, Mapping[str, Curve]],
+    metric: str,
+    path: str | Path,
+    title: str = "",
+    target: float | None = None,
+) -> Path:
+    """Draws panels side by side, in each one curve per name with its spread, into a png."""
+    figure = _figure(4.2 * len(panels), 3.8)
+    row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (against, curves) in zip(row, panels.items()):
+        for name, (x, mean, spread) in curves.items():
+            (line,) = axes.plot(x, mean, label=name, linewidth=1.8)
+            axes.fill_between(x, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
+        if target is not None:
+            axes.axhline(target, color="0.5", linewidth=1, linestyle="--")
+        _dress(axes, against, metric if axes is row[0] else "")
+        axes.locator_params(axis="x", nbins=6)
+    row[0].legend(frameon=False)
+    if title:
+        figure.suptitle(title)
+    figure.savefig(path)
+    return Path(path)
+
+
+def plot_counts(counts: np.ndarray, classes: Sequence[str], path: str | Path, title: str = "") -> Path:
+    """Draws how many examples of each class (upwards) each client (to the right) has, by shade, into a png."""
+    clients = len(counts)
+    figure = _figure(min(14.0, max(5.0, 2.5 + 0.09 * clients)), min(12.0, max(2.6, 1.4 + 0.22 * len(classes))))
+    axes = figure.subplots()
+    image = axes.imshow(counts.T, aspect="auto", origin="lower", cmap="viridis", interpolation="nearest")
+    axes.set_xlabel("client")
+    axes.set_yticks(range(len(classes)), classes)
+    axes.set_ylabel("class")
+    figure.colorbar(image, ax=axes, label="examples")
+    if title:
+        axes.set_title(title)
     figure.savefig(path)
     return Path(path)

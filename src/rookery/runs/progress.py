@@ -1,19 +1,21 @@
-"""A progress bar for runs: round, exchanges, metrics, rate and time left."""
+"""Progress bars: of one run, and of the runs of a comparison."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-_COST = ("round", "exchanges", "floats_up", "floats_down", "bytes_up", "bytes_down", "samples", "seconds")
+from rookery.runs.table import COST
 
 
-class Bar:
-    """A callback for `rk.run` that draws its progress; use it as a context manager."""
+class Bars:
+    """Bars that are drawn while a `with` block lasts; each is a callback for `rk.run`."""
 
-    def __init__(self, rounds: int, label: str, console: Console):
+    def __init__(self, console: Console):
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=12),
@@ -22,17 +24,26 @@ class Bar:
             TimeRemainingColumn(),
             console=console,
         )
-        self._task = self._progress.add_task(label, total=rounds, facts="compiling")
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> Bars:
         self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def __call__(self, round: int, row: dict[str, Any]) -> None:
-        metrics = [f"{name} {value:.4g}" for name, value in row.items() if name not in _COST]
-        rate = [f"{round / row['seconds']:.4g} rounds/s"] if row["seconds"] else []
-        facts = "  ".join([f"{row['exchanges']} exchanges", *metrics, *rate])
-        self._progress.update(self._task, completed=round, facts=facts)
+    def add(self, label: str, total: int, unit: str = "round") -> Callable[[int, dict[str, Any]], None]:
+        """A bar that is full when a column of the history reaches a total; what shows a row on it."""
+        task = self._progress.add_task(label, total=total, facts="compiling")
+
+        def show(round: int, row: dict[str, Any]) -> None:
+            metrics = [f"{name} {value:.4g}" for name, value in row.items() if name not in COST]
+            rate = [f"{round / row['seconds']:.4g} rounds/s"] if row["seconds"] else []
+            facts = "  ".join([f"{row['exchanges']} exchanges", *metrics, *rate])
+            self._progress.update(task, completed=row[unit], facts=facts)
+
+        return show
+
+    def race(self, exchanges: int) -> Callable[[Path], list[Callable[[int, dict[str, Any]], None]]]:
+        """A bar for every run of a comparison, named after its folder."""
+        return lambda folder: [self.add(folder.name, exchanges, "exchanges")]

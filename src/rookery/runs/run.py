@@ -133,17 +133,12 @@ def run(
 def resume(
     path: str | Path, problem: Problem, method: Any, clients: Clients, *, rounds: int | None = None, **options: Any
 ) -> Result:
-    """Goes on with a run that wrote checkpoints, as if it had never stopped: the same numbers, bit for bit.
+    """Goes on with a run that wrote checkpoints; the public form is `rk.resume`.
 
     Args:
       path: the folder of its checkpoints.
       rounds: how many rounds to do in all; None: as many as the run was asked for.
-
-    The other arguments are those the run was given (`every` and `checkpoints` are known); what differs is refused.
-    A damaged checkpoint is told in a warning, and the one before it is used.
-
-    Returns:
-      A `Result`, with the whole history. Of a run that has ended it is the result it had.
+      options: the other arguments of `run`, but for `every` and `checkpoints`, which are known.
     """
     plan, asked = read_plan(path)
     rounds = asked["rounds"] if rounds is None else rounds

@@ -64,8 +64,8 @@ def sweep(
 
     Args:
       over: what varies: a mapping from a name to its values. Names are fields of the method ("lr.x", "local_steps"),
-        or "seed", "batch_size", "sampling". All combinations are run, the last name fastest. Options that change the
-        program (batch sizes, a field that is structure) split it into several.
+        "method" itself, or "seed", "batch_size", "sampling". All combinations are run, the last name fastest. Options
+        that change the program (batch sizes, a field that is structure) split it into several.
       engine: an `rk.Local(...)`; None: the default one.
       memory: bytes that the states of runs side by side may take; a larger grid is run in parts.
 
@@ -95,7 +95,9 @@ def sweep(
             options = base | {name: value for name, value in point.items() if name in RUN_OPTIONS}
             varied = method
             for name, value in point.items():
-                if name not in RUN_OPTIONS:
+                if name == "method":
+                    varied = value
+                elif name not in RUN_OPTIONS:
                     varied = set_field(varied, name.removeprefix("method."), value)
             setups.append(prepare(problem, varied, clients, x=x, y=y, start=start, precision=precision, **options))
         check_metrics(metrics, stop, setups[0].carry)

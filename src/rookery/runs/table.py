@@ -9,6 +9,11 @@ from typing import Any
 
 import numpy as np
 
+# What every history says of a run's cost; its other columns are metrics.
+COST = (
+    "round", "exchanges", "floats_up", "floats_down", "bytes_up", "bytes_down", "samples", "gradients", "seconds",
+)  # fmt: skip
+
 
 class Table(Mapping):
     """Named columns of equal length, grown row by row; `pandas.DataFrame(dict(table))` reads it.
@@ -37,6 +42,11 @@ class Table(Mapping):
     def __len__(self) -> int:
         """The number of columns, as of any mapping; `len(table.rows)` is the number of rows."""
         return len(self.columns)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The columns of a history that are metrics."""
+        return [name for name in self.columns if name not in COST]
 
     def to_csv(self, path: str | Path) -> None:
         """Writes the table; numbers with all their digits."""
