@@ -11,8 +11,10 @@ from pathlib import Path
 from rich.console import Console
 
 import rookery as rk
-from rookery.cli import RunOptions, launch, summary
-from rookery.runs.folder import default_folder
+from rookery.cli.commands import watched
+from rookery.cli.show import show_results
+from rookery.experiments.experiment import Experiment, Options, launch
+from rookery.runs.folder import make_folder
 from rookery.runs.plot import plot_histories
 from rookery.tasks.hyperrep import HyperRep
 
@@ -30,13 +32,15 @@ def main(rounds: int = 300, root: str | Path = "runs") -> Path:
         "hidden layer (upper level, validation examples) under a head (lower level, training examples); 10 of them "
         "take part in a round, and no example leaves its client.\n"
     )
-    folder = default_folder("hyperrep", "demo", root)
+    folder = make_folder("hyperrep_demo", root)
     results = {}
     for name, method in METHODS.items():
-        options = RunOptions(rounds=rounds, partition="dirichlet:0.2", out=folder / name)
-        results[name], _ = launch("hyperrep", HyperRep(), name, method, options, console)
+        options = Options(rounds=rounds, partition="dirichlet:0.2")
+        experiment = Experiment("hyperrep", HyperRep(), name, method, options)
+        with watched(experiment, console) as callbacks:
+            results[name], _ = launch(experiment, folder / name, callbacks)
     console.print()
-    summary(console, results)
+    show_results(console, results)
     histories = {name: result.history for name, result in results.items()}
     plot = plot_histories(histories, "accuracy", folder / "plot.png", title="hyper-representation on digits")
     console.print(f"\nplot in {plot}, each run's results in the folders beside it", soft_wrap=True, markup=False)

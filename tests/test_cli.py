@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 
 import rookery as rk
 from rookery.algorithms.registry import METHODS
-from rookery.cli import main, parse_drift, parse_estimator, parse_options, parse_server, parse_set, parse_steps
+from rookery.cli import main
+from rookery.cli.forms import parse_drift, parse_estimator, parse_options, parse_server, parse_set, parse_steps
 from rookery.tasks.registry import TASKS
 
 SMALL = ["--rounds", "6", "--clients", "20", "--cohort", "4", "--task.hidden", "8"]
@@ -31,10 +32,10 @@ def test_a_run_leaves_a_whole_folder(tmp_path, capsys):
     assert f"results in {out}" in shown and "accuracy" in shown and "exchanges" in shown
     assert sorted(path.name for path in out.iterdir()) == FILES
     config = json.loads((out / "config.json").read_text())
-    assert config["method"]["lr"] == {"x": 0.05, "y": 0.2, "v": 0.2}
+    assert config["method"]["lr"] == {"class": "Rates", "x": 0.05, "y": 0.2, "v": 0.2}
     assert (config["seed"], config["partition"], config["clients"]) == (3, "dirichlet:0.2", 20)
     assert config["versions"]["jax"] and config["versions"]["rookery"] == rk.__version__
-    assert load_file(out / "sequences.safetensors")["x.w"].shape == (64, 8)
+    assert load_file(out / "sequences.safetensors")["x.dense0.w"].shape == (64, 8)
     assert (out / "plot.png").read_bytes().startswith(b"\x89PNG")
     result = rk.Result.load(out)
     assert result.history["round"].tolist() == list(range(7))
@@ -60,7 +61,7 @@ def test_the_command_is_the_library(tmp_path):
         parts.problem, method, parts.clients, x=parts.x, y=parts.y, rounds=6, sampling=rk.Uniform(4),
         batch_size=task.batch_size,
     )  # fmt: skip
-    np.testing.assert_array_equal(load_file(out / "sequences.safetensors")["x.w"], result.x["w"])
+    np.testing.assert_array_equal(load_file(out / "sequences.safetensors")["x.dense0.w"], result.x["dense0"]["w"])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -119,15 +120,19 @@ def test_a_family_method_runs_from_the_shell_and_warns(tmp_path, capsys):
     assert main(["run", "semisupervised", "fedvrau", *options, *method]) == 0
     assert "warning: FedVRAU: (a + d) eta gamma Q~ is" in capsys.readouterr().out
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["method"]["d"] == 2.0 and config["method"]["local_steps"] == {"low": 1, "high": None}
+    assert config["method"]["d"] == 2.0 and config["method"]["local_steps"] == {
+        "class": "Epochs",
+        "low": 1,
+        "high": None,
+    }
 
 
 def test_drift_control_runs_from_the_shell(tmp_path):
     options = ["--method.local-steps", "2", "--method.drift", "duals:1:0.5", "--method.server", "adam:0.01"]
     assert main(["run", "hyperrep", "simfbo", *SMALL, *options, "--out", str(tmp_path / "run")]) == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["method"]["drift"]["gamma"] == {"default": 1.0}
-    assert config["method"]["server"] == "ServerOptimiser(adam, learning_rate=0.01)"
+    assert config["method"]["drift"]["gamma"] == {"class": "Rates", "default": 1.0}
+    assert config["method"]["server"] == {"class": "ServerOptimiser", "optimiser": "adam", "learning_rate": 0.01}
 
 
 def test_estimators_as_text():
@@ -246,6 +251,6 @@ def test_ctrl_c_leaves_a_valid_folder(tmp_path):
     rest, _ = process.communicate(timeout=120)
     assert process.returncode == 130, (shown + rest)[-2000:]
     assert b"interrupted after round" in rest
-    assert sorted(path.name for path in out.iterdir()) == FILES
+    assert sorted(path.name for path in out.iterdir()) == sorted(["checkpoints", *FILES])
     result = rk.Result.load(out)
     assert result.status == "interrupted" and 0 < result.state.round < 100000000

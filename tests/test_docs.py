@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import importlib
 import os
@@ -12,13 +13,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from benchmarks import drift
+from benchmarks import drift, gallery
 
 from rookery.algorithms.registry import METHODS
 from rookery.cli import main
+from rookery.tasks.registry import TASKS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -33,17 +35,34 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         exec(compile(block, str(page), "exec", dont_inherit=True), names)
 
 
-COMMANDS = [line.split("#")[0].strip() for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+def commands(block: str) -> list[str]:
+    return [command for line in block.splitlines() if (command := line.split("#")[0].strip())]
 
 
-@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("rookery ")])
-def test_commands_run(command, tmp_path, monkeypatch, capsys):
+SHELL = [(page, commands(block)) for page in PAGES for block in blocks(page, "sh")]
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """The Python blocks that begin with the name of a file, `# my_task.py`, as that file."""
+    for block in blocks(page, "python"):
+        if name := re.match(r"# (\w+\.py)\n", block):
+            (folder / name[1]).write_text(block)
+
+
+@pytest.mark.parametrize(
+    ("page", "lines"), SHELL, ids=[f"{page.stem}-{number}" for number, (page, _) in enumerate(SHELL)]
+)
+def test_commands_run(page, lines, tmp_path, monkeypatch, capsys):
+    """The commands of one block, in their order and in one folder: later ones may go on from earlier ones."""
     monkeypatch.chdir(tmp_path)
-    assert main(shlex.split(command)[1:]) == 0
-    assert capsys.readouterr().out
+    write_files(page, tmp_path)
+    for command in lines:
+        if command.startswith("rookery "):
+            assert main(shlex.split(command)[1:]) == 0, command
+            assert capsys.readouterr().out, command
 
 
-@pytest.mark.parametrize("command", [line for line in COMMANDS if line and not line.startswith("rookery ")])
+@pytest.mark.parametrize("command", [line for _, lines in SHELL for line in lines if not line.startswith("rookery ")])
 def test_make_commands_exist(command):
     target = re.fullmatch(r"make ([\w-]+)", command)
     assert target, f"{command!r} is printed and no test runs it"
@@ -106,8 +125,31 @@ def test_the_readme_names_every_method():
     assert all(f"`{row.method.__name__}`" in text for row in METHODS.values())
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_has_its_page(name):
+    """With its options and their defaults, a command, and a small picture of what it reaches."""
+    text = (ROOT / "docs" / "tasks" / f"{name}.md").read_text()
+    for field in dataclasses.fields(TASKS[name]):
+        shown = " ".join(map(str, field.default)) or "none" if isinstance(field.default, tuple) else field.default
+        assert f"| `--task.{field.name}` | {shown} |" in text
+    assert f"rookery run {name} " in text and f"({name}.png)" in text
+    assert (ROOT / "docs" / "tasks" / f"{name}.png").stat().st_size < 60_000
+    assert f"(tasks/{name}.md)" in (ROOT / "docs" / "tasks.md").read_text()
+
+
+def test_every_task_has_its_picture():
+    assert set(gallery.PICTURES) == set(TASKS)
+
+
+@pytest.mark.full
+def test_a_picture_is_drawn(tmp_path, capsys):
+    assert gallery.draw("regularisation", tmp_path).stat().st_size < 60_000
+    assert "regularisation: SimFBO: 200 exchanges" in capsys.readouterr().out
+
+
 MODULES = [
     "rookery.algorithms.simfbo",
+    "rookery.data.catalogue",
     "rookery.data.datasets",
     "rookery.data.federated",
     "rookery.data.partitions",

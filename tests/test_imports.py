@@ -17,14 +17,16 @@ ALLOWED = {
     "version": set(),
     "structs": set(),
     "vectors": set(),
+    "metric": {"vectors"},
     "data": {"errors", "vectors"},
     "problems": {"errors", "vectors", "data"},
     "federation": {"errors", "structs", "vectors", "data", "problems"},
     "algorithms": {"errors", "vectors", "problems", "federation"},
     "engines": {"errors", "vectors", "data", "problems", "federation"},
-    "tasks": {"errors", "vectors", "data", "problems"},
-    "runs": {"errors", "vectors", "data", "problems", "federation", "engines", "version"},
-    "cli": {"errors", "data", "problems", "federation", "algorithms", "runs", "tasks", "version"},
+    "tasks": {"errors", "vectors", "metric", "data", "problems"},
+    "runs": {"errors", "vectors", "metric", "data", "problems", "federation", "engines", "version"},
+    "experiments": {"errors", "data", "problems", "federation", "algorithms", "runs", "tasks"},
+    "cli": {"errors", "data", "problems", "federation", "algorithms", "runs", "tasks", "experiments", "version"},
 }
 
 

@@ -29,9 +29,10 @@ from rookery.algorithms.shrofbo import ShroFBO
 from rookery.algorithms.simfbo import SimFBO
 from rookery.algorithms.vrlsgd import VRLSGD
 from rookery.data.federated import Clients, Split, federate
-from rookery.data.partitions import IID, Dirichlet, Shards
+from rookery.data.partitions import IID, ClassHeterogeneity, Dirichlet, LongTail, QuantitySkew, Shards
 from rookery.engines import Eager, Local
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError, StorageError
+from rookery.experiments.experiment import resume
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.ledger import Ledger
@@ -41,13 +42,14 @@ from rookery.federation.replies import Scaled
 from rookery.federation.sampling import All, Bernoulli, Uniform, Weighted, WithReplacement
 from rookery.federation.server import ServerOptimiser
 from rookery.federation.steps import Epochs, FixedSteps, RandomSteps
+from rookery.metric import Metric
 from rookery.problems import exact
 from rookery.problems.kinds import Bilevel, Compositional, Field, Joint, Minimax, Single
 from rookery.problems.sets import Ball, Box, Projection, Simplex
 from rookery.runs.analysis import FixedPoint, fixed_point
 from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.result import Result
-from rookery.runs.run import Interrupted, resume, run
+from rookery.runs.run import Interrupted, run
 from rookery.runs.sweep import sweep
 from rookery.runs.table import Table
 from rookery.vectors import Sequences, Vector
@@ -66,6 +68,7 @@ __all__ = [
     "Bilevel",
     "Box",
     "Checkpoints",
+    "ClassHeterogeneity",
     "Client",
     "Clients",
     "Cohort",
@@ -103,10 +106,13 @@ __all__ = [
     "LFedNest",
     "Ledger",
     "Local",
+    "LongTail",
+    "Metric",
     "Minimax",
     "Neumann",
     "PerClient",
     "Projection",
+    "QuantitySkew",
     "RandomSteps",
     "Rates",
     "Result",

@@ -95,3 +95,39 @@ def test_bad_grids_are_refused(over, sentence):
     with pytest.raises(rk.InputError) as error:
         sweep(rk.SimFBO(lr=rk.Rates(0.02)), over)
     assert sentence in str(error.value)
+
+
+def test_runs_may_have_data_of_their_own():
+    """A function of the seed gives the clients; lanes of equal shapes still share a program."""
+
+    def clients(seed):
+        draw = np.random.default_rng(seed)
+        return rk.federate([{"a": draw.normal(size=4 + (i == 0) * (seed == 7))} for i in range(3)])
+
+    problem, method = rk.Single(lambda x, e: 0.5 * (x - e["a"]) ** 2), rk.FedAvg(lr=rk.Rates(0.3))
+    options = {"x": 0.0, "rounds": 5, "batch_size": 2, "precision": "float64"}
+    table = rk.sweep(problem, method, clients, over={"seed": [0, 1, 7], "lr.default": [0.1, 0.2]}, **options)
+    for row, result in zip(table.rows, table.results):
+        rates = rk.FedAvg(lr=rk.Rates(row["lr.default"]))
+        single = rk.run(problem, rates, clients(row["seed"]), seed=row["seed"], **options)
+        assert abs(single.x - result.x) < 1e-14
+
+
+def distance(z, centre):
+    return {"distance": abs(z.x - centre)}
+
+
+def test_metrics_may_have_arrays_of_their_own(compilations):
+    clients = rk.federate([{"a": np.array([1.0, 2.0])}])
+    problem, method = rk.Single(lambda x, e: 0.5 * (x - e["a"]) ** 2), rk.FedAvg(lr=rk.Rates(0.3))
+    metric = lambda seed: rk.Metric(distance, centre=np.float32(seed))
+    table = rk.sweep(problem, method, clients, over={"seed": [3, 5]}, x=0.0, rounds=4, own_metrics=metric)
+    x = table.results[0].x
+    assert table["distance"].tolist() == pytest.approx([3 - x, 5 - x], rel=1e-6)
+    options = {"x": 0.0, "rounds": 4, "seed": 3}
+    assert rk.run(problem, method, clients, metrics=metric(3), **options).history["distance"][-1] == pytest.approx(
+        3 - x
+    )
+    with compilations.counted():
+        rk.run(problem, method, clients, metrics=metric(9), **options)
+    assert compilations.count == 0

@@ -1,136 +1,176 @@
-"""Tasks: what they assemble can be solved, and where a minimiser is known it is reached."""
+"""What every task promises: it runs, learns, repeats itself by its seed, and tunes without its test set."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from functools import cache
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.tasks.registry import TASKS
-from rookery.tasks.riskaverse import RiskAverse, objective
+from rookery.data.datasets import Dataset
+from rookery.tasks import base
+from rookery.tasks.registry import TASKS, find_task
+from rookery.vectors import Values
+
+
+@cache
+def assemble(name, seed=0, clients=10, partition=None, **options):
+    return TASKS[name](**options).assemble(partition or rk.IID(), clients=clients, seed=seed)
+
+
+def solve(name, method, rounds, parts=None, **options):
+    """A run of an assembled task; methods take the task's rates for the sequences that they move."""
+    task = TASKS[name]()
+    parts = parts or assemble(name)
+    if isinstance(method, type):
+        method = method(lr=rk.Rates(**task.rates))
+    options = {"every": rounds, "batch_size": task.batch_size, "metrics": parts.metrics} | options
+    return rk.run(
+        parts.problem, method, parts.clients, x=parts.x, y=parts.y, start=parts.start, rounds=rounds, **options
+    )
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_names_its_sequences_and_has_its_metric(name):
-    task = TASKS[name]()
-    parts = task.assemble(rk.IID(), clients=10, seed=0)
+def test_every_task_runs_repeats_itself_and_shares_its_program(name, compilations):
+    task, parts = TASKS[name](), assemble(name)
     assert tuple(task.rates) == parts.problem.names
-    result = rk.run(
-        parts.problem, rk.SimFBO(lr=rk.Rates(**task.rates)), parts.clients, x=parts.x, y=parts.y, start=parts.start,
-        rounds=2, batch_size=task.batch_size, metrics=parts.metrics,
-    )  # fmt: skip
-    assert parts.main_metric in result.history and TASKS[name].__doc__
-
-
-def test_hyperrep_learns():
-    task = TASKS["hyperrep"]()
-    parts = task.assemble(rk.Dirichlet(0.2), clients=50, seed=1)
-    result = rk.run(
-        parts.problem, rk.SimFBO(lr=rk.Rates(**task.rates), local_steps=5), parts.clients, x=parts.x, y=parts.y,
-        rounds=100, sampling=rk.Uniform(10), batch_size=task.batch_size, metrics=parts.metrics, seed=1,
-    )  # fmt: skip
-    assert result.history["accuracy"][-1] > 0.85 > 0.3 > result.history["accuracy"][0]
-
-
-def test_riskaverse_solution_is_stationary_and_minimal():
-    task = RiskAverse(dimension=5, examples=300)
-    a, b = task.measurements(3)
-    x = task.solution(3)
-    with jax.enable_x64(True):
-        value = lambda x: objective(x, jnp.asarray(a), jnp.asarray(b), task.lam, task.delta)
-        assert np.abs(jax.grad(value)(x)).max() < 1e-9
-        assert np.linalg.eigvalsh(jax.hessian(value)(x))[0] > 0
-        others = np.random.default_rng(0).normal(size=(200, 5))
-        assert value(x) < min(float(value(other)) for other in others)
-        assert abs(value(x) - value(-x)) < 1e-12
-
-
-@pytest.mark.parametrize("method", [rk.SimFBO, rk.FedMSA])
-def test_riskaverse_is_solved_by_clients_that_differ(method):
-    """The minimiser of a centralised high-precision solve, from clients whose b lie in different ranges."""
-    task = RiskAverse(dimension=5, examples=300)
-    parts = task.assemble(rk.Shards(2), clients=6, seed=3)
-    rates = rk.Rates(0.3, x=0.001) if method is rk.FedMSA else rk.Rates(1.0, x=0.003)
-    extra = {"local_steps": 3, "local_clients": 6} if method is rk.FedMSA else {}
-    result = rk.run(
-        parts.problem, method(lr=rates, **extra), parts.clients, x=parts.x, rounds=6000, precision="float64",
-        metrics=parts.metrics,
-    )  # fmt: skip
-    assert result.history["distance"][-1] < 1e-6 < result.history["distance"][0]
-
-
-def test_bad_task_options_are_refused():
-    with pytest.raises(rk.InputError, match="task: dimension = 10, examples = 5"):
-        RiskAverse(examples=5).assemble(rk.IID(), clients=10, seed=0)
-
-
-ADAPTED = [rk.FedAvg, rk.FedProx, rk.Scaffold, rk.FedDyn]
-
-
-def solve(name, method, rounds, clients=10, **options):
-    task = TASKS[name](**options)
-    parts = task.assemble(rk.Dirichlet(0.5), clients=clients, seed=0)
-    return rk.run(
-        parts.problem, method, parts.clients, x=parts.x, y=parts.y, rounds=rounds, every=rounds, sampling=rk.Uniform(5),
-        batch_size=task.batch_size, metrics=parts.metrics,
-    )  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore:FedVRAU")
-def test_pseudo_labels_are_found_and_stay_on_the_simplex():
-    epochs = {"local_steps": rk.Epochs(2), "client_steps": rk.Epochs(1)}
-    result = solve("semisupervised", rk.FedVRAU(lr=0.2, gamma=0.1, a=5.0, d=2.0, client_lr=8.0, **epochs), rounds=80)
-    assert result.history["accuracy"][-1] > 0.75 > 0.2 > result.history["accuracy"][0]
-    assert result.history["pseudo_labels"][-1] > 0.7
-    for own in result.local:
-        np.testing.assert_allclose(own["y"].sum(axis=-1), 1, atol=1e-5)
-        assert own["y"].min() >= 0
-    network = sum(leaf.size for leaf in jax.tree.leaves(result.x))
-    assert result.ledger.floats_up == 80 * 5 * (network + 2)  # nothing of y; a and d
-
-
-def test_hidden_labels_are_drawn_once_and_not_used():
-    task = TASKS["semisupervised"]()
-    first, again = (task.assemble(rk.IID(), clients=10, seed=3).clients for _ in range(2))
-    other = task.assemble(rk.IID(), clients=10, seed=4).clients
-    hidden = [clients.level("both").rows["hidden"] for clients in (first, again, other)]
-    np.testing.assert_array_equal(hidden[0], hidden[1])
-    assert (hidden[0] != hidden[2]).any() and 0.88 < hidden[0].mean() < 0.91
-    parts = task.assemble(rk.IID(), clients=2, seed=0)
-    records = [parts.clients.client(i) for i in range(2)]
-    scrambled = [dict(r, label=np.where(r["hidden"] > 0, (r["label"] + 1) % 10, r["label"])) for r in records]
-    method = rk.FedAvg(lr=rk.Rates(**task.rates), local_steps=3)
-    results = [
-        rk.run(parts.problem, method, rk.federate(data), x=parts.x, y=parts.y, rounds=3, batch_size=8)
-        for data in (records, scrambled)
-    ]
-    for a, b in zip(*(jax.tree.leaves(result.x) for result in results)):
+    result = solve(name, rk.SimFBO, rounds=2)
+    assert parts.main_metric in result.history and task.__doc__
+    same = TASKS[name]().assemble(rk.IID(), clients=10, seed=0)
+    with compilations.counted() as counted:
+        again = solve(name, rk.SimFBO, rounds=2, parts=same)
+    assert counted.count == 0, "equal tasks are compiled twice"
+    assert again.history[parts.main_metric].tolist() == result.history[parts.main_metric].tolist()
+    for a, b in zip(*(jax.tree.leaves(r.sequences) for r in (result, again))):
         np.testing.assert_array_equal(a, b)
+    other = task.assemble(rk.IID(), clients=10, seed=1)
+    flat = [np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(p.clients.levels)]) for p in (parts, other)]
+    assert flat[0].shape != flat[1].shape or (flat[0] != flat[1]).any()
 
 
-@pytest.mark.parametrize("method", ADAPTED)
-def test_adapted_methods_run_beside(method):
-    rates = TASKS["semisupervised"]().rates
-    result = solve("semisupervised", method(lr=rk.Rates(**rates), local_steps=5), rounds=20)
-    assert result.status == "done" and result.history["accuracy"][-1] > 0.2
+@pytest.mark.parametrize("name", TASKS)
+def test_the_first_line_of_a_task_says_what_it_is(name):
+    """It is what `rookery list` shows; and every option says what it means."""
+    task = TASKS[name]
+    first = (task.__doc__ or "").split("\n")[0]
+    assert first.endswith((".", ":")) and len(first) < 110
+    lines = inspect.getsource(task).split("\n")
+    for field in dataclasses.fields(task):
+        line = next(i for i, text in enumerate(lines) if text.startswith(f"    {field.name}: "))
+        assert lines[line + 1].strip().startswith('"""'), field.name
 
 
-def test_clusters_are_pure():
-    method = rk.FedVRAU(lr=1.0, gamma=0.02, a=0.5, client_lr=8.0, local_steps=10, client_steps=10)
-    result = solve("clustering", method, rounds=60, clusters=20)
-    assert result.history["purity"][-1] > 0.75 > 0.6 > result.history["purity"][0]
+def start(parts):
+    """The initial values as a metric sees them: those of clients stacked."""
+    z = {
+        name: value(jax.random.key(0)) if callable(value) else value for name, value in (("x", parts.x), ("y", parts.y))
+    }
+    stacked = lambda leaf: np.stack([leaf] * parts.clients.population)
+    return Values(
+        {name: jax.tree.map(stacked, v) if name in parts.problem.local else v for name, v in z.items() if v is not None}
+    )
+
+
+def garbage(dataset: Dataset) -> Dataset:
+    """The same training set with a test set of noise."""
+    rng = np.random.default_rng(0)
+    test = {"input": rng.integers(0, 9, dataset.test["input"].shape).astype(dataset.test["input"].dtype)}
+    test["label"] = rng.permutation(dataset.test["label"])
+    return dataclasses.replace(dataset, test=test)
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "riskaverse"])
+def test_tuning_does_not_touch_the_test_set(name, monkeypatch):
+    task, load, found = TASKS[name](), base.load, []
+    for change in (lambda dataset: dataset, garbage):
+        monkeypatch.setattr(base, "load", lambda data: change(load(data)))
+        parts = [task.assemble(rk.IID(), clients=5, seed=0, tuning=tuning) for tuning in (True, False)]
+        found.append([{name: float(value) for name, value in p.metrics(start(p)).items()} for p in parts])
+    assert found[0][0] == found[1][0], "tuning reads the test set"
+    assert found[0][1] != found[1][1], "the metric does not read the test set"
 
 
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("semisupervised", {"unlabelled": 1.0}, "unlabelled = 1.0"),
+        ("semisupervised", {"unlabelled": 1.0}, "task.unlabelled: 1.0 was given; a number from 0 to below 1"),
         ("semisupervised", {"data": "digit"}, "task.data: 'digit' is not known .did you mean 'digits'"),
-        ("clustering", {"clusters": 0}, "clusters = 0"),
+        ("semisupervised", {"trust": 0.0}, "task.trust: 0.0"),
+        ("semisupervised", {"weight": -1.0}, "task.weight: -1.0"),
+        ("clustering", {"clusters": 0}, "task.clusters: 0"),
+        ("clustering", {"softness": 0.0}, "task.softness: 0.0"),
+        ("hyperrep", {"hidden": 0}, "task.hidden: 0 was given; a width of at least 1"),
+        ("hyperrep", {"head": 2}, "task.head: 2 was given; 1 of 2 layers"),
+        ("hyperrep", {"head": 3, "model": "lenet"}, "task.head: 3 was given; 1 or 2 of 5 layers"),
+        ("hyperrep", {"ridge": float("nan")}, "task.ridge: nan"),
+        ("hyperrep", {"model": "cnn"}, "task.model: 'cnn' is not known; allowed are mlp, lenet"),
+        ("hyperrep", {"validation": 1.0}, "validation: 1.0 was given"),
+        (
+            "hyperrep",
+            {"data": "wine", "model": "lenet"},
+            "task.model: 'lenet' was given with wine, whose inputs are 13",
+        ),
+        ("hyperrep", {"data": "wine", "augment": True}, "task.augment: True was given with wine"),
+        ("classify", {"model": "cnn"}, "task.model: 'cnn' was given with digits, whose inputs are 8 x 8 x 1 images"),
+        ("classify", {"widths": (8, 0)}, "a hidden layer of width 0 was given"),
+        ("classify", {"decay": -1.0}, "task.decay: -1.0"),
+        ("losstuning", {"tail": 0.0}, "task.tail: 0.0 was given; a number above 0 and at most 1"),
+        ("losstuning", {"ridge": -1.0}, "task.ridge: -1.0"),
+        ("cleaning", {"noise": 1.0}, "task.noise: 1.0 was given; a number from 0 to below 1"),
+        ("cleaning", {"ridge": 0.0}, "task.ridge: 0.0 was given; a positive number"),
+        ("fairness", {"pull": -0.1}, "task.pull: -0.1"),
+        ("regularisation", {"penalty": 0.0}, "task.penalty: 0.0 was given; a positive number"),
+        ("metalearn", {"pull": 0.0}, "task.pull: 0.0 was given; a positive number"),
+        ("riskaverse", {"examples": 1}, "task.examples: 1 was given; at least one for each of 2 clients"),
+        ("riskaverse", {"dimension": 0}, "task.dimension: 0"),
+        ("riskaverse", {"lam": -1.0}, "task.lam: -1.0"),
+        ("riskaverse", {"delta": 0.0}, "task.delta: 0.0"),
+        ("riskaverse", {"noise": -1.0}, "task.noise: -1.0"),
     ],
 )
-def test_bad_options_of_tasks_are_refused(name, options, sentence):
+def test_bad_options_are_refused(name, options, sentence):
     with pytest.raises(rk.InputError, match=sentence):
         TASKS[name](**options).assemble(rk.IID(), clients=2, seed=0)
+
+
+OWN = """
+from dataclasses import dataclass
+import rookery as rk
+
+@dataclass(frozen=True)
+class Mine:
+    size: int = 3
+    rates = {"x": 0.1}
+    batch_size = None
+    def assemble(self, partition, clients, seed, tuning=False): ...
+
+@dataclass(frozen=True)
+class Half:
+    rates = {"x": 0.1}
+
+class Plain(Mine.__base__):
+    rates = batch_size = assemble = None
+"""
+
+
+def test_a_task_of_ones_own_is_found_by_its_file(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    assert find_task(f"{path}:Mine")().size == 3 and find_task(f"{path}:Mine") is find_task(f"{path}:Mine")
+    path.write_text(OWN.replace("= 3", "= 4"))
+    assert find_task(f"{path}:Mine")().size == 4
+    (tmp_path / "bad.py").write_text("1 / 0")
+    for name, sentence in [
+        (f"{path}:Mina", "task: own.py has no class 'Mina' .did you mean 'Mine'"),
+        (f"{path}:Half", "task: Half in own.py has no assemble and no batch_size; a task is a dataclass with"),
+        (f"{path}:Plain", "task: Plain in own.py is no dataclass"),
+        (f"{tmp_path / 'none.py'}:Mine", "none.py' was given; there is no such file"),
+        (f"{tmp_path / 'bad.py'}:Mine", "task: bad.py fails when it is read, with ZeroDivisionError: division by zero"),
+        ("hyperrepp", "task: 'hyperrepp' is not known .did you mean 'hyperrep'"),
+    ]:
+        with pytest.raises(rk.InputError, match=sentence):
+            find_task(name)

@@ -1,148 +1,24 @@
-"""The command: `rookery run TASK METHOD`, `rookery list`. Options are typed from the dataclasses they fill."""
+"""From words on the command line to tasks, methods and options: forms made from the dataclasses they fill."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import re
-import sys
-import warnings
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
-from rich.table import Table as RichTable
 
 from rookery.algorithms.drift import ControlVariates, Duals
 from rookery.algorithms.estimators import ConjugateGradient, Estimator, Neumann, Tracked
 from rookery.algorithms.presets import from_optax
-from rookery.algorithms.registry import METHODS, Row, find_method
-from rookery.data.partitions import PARTITIONS, parse
-from rookery.errors import AdviceWarning, DivergenceWarning, InputError, nearest
+from rookery.algorithms.registry import Row, find_method
+from rookery.errors import InputError, nearest
+from rookery.experiments.experiment import Options
 from rookery.federation.rates import Rates
-from rookery.federation.sampling import All, Uniform
-from rookery.federation.server import ServerOptimiser
 from rookery.federation.steps import Epochs, FixedSteps, RandomSteps
 from rookery.problems.sets import Ball, Box, Simplex
-from rookery.runs.folder import check_writable, default_folder, write_run
-from rookery.runs.progress import Bar
-from rookery.runs.result import Result
-from rookery.runs.run import Interrupted, run
-from rookery.tasks.registry import TASKS, find_task
-from rookery.version import __version__
-
-USAGE = """usage: rookery COMMAND
-
-  rookery run TASK METHOD [options]   solve a task with a method; --help after METHOD shows the options
-  rookery list                        methods, tasks and partitions
-  rookery --version
-"""
-
-
-@dataclasses.dataclass(frozen=True)
-class RunOptions:
-    """Where, how long, and with whom to run."""
-
-    rounds: int = 200
-    """Rounds to do."""
-    clients: int = 100
-    """Number of clients that the data is divided over."""
-    cohort: int = 10
-    """Clients per round, drawn uniformly without replacement; 0: all of them."""
-    partition: str = "iid"
-    """How the data is divided: iid, shards:K, dirichlet:A or dirichlet-class:A."""
-    batch_size: int | None = None
-    """Examples per minibatch; by default the task's own; 0: all of a client's examples."""
-    seed: int = 0
-    """Seed of the partition, the initial values and the run."""
-    every: int | None = None
-    """Rounds between two evaluations; by default about 50 evaluations in all."""
-    target: float | None = None
-    """End the run when the task's main metric reaches this value."""
-    engine: Literal["local", "eager"] = "local"
-    """local: compiled; eager: client by client, the reference."""
-    precision: Literal["float32", "float64"] = "float32"
-    """Floating-point type of everything."""
-    out: Path | None = None
-    """Folder for the results; by default a new one under runs/."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and gives its exit status."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    console = Console(highlight=False)
-    try:
-        return _dispatch(arguments, console)
-    except InputError as error:
-        Console(stderr=True, highlight=False).print(f"rookery: {error}", markup=False, soft_wrap=True)
-        return 2
-    except KeyboardInterrupt:
-        Console(stderr=True, highlight=False).print("rookery: interrupted before the first round; nothing was written")
-        return 130
-
-
-def _dispatch(arguments: list[str], console: Console) -> int:
-    command = arguments[0] if arguments else "--help"
-    if command in ("-h", "--help"):
-        console.print(USAGE, markup=False, end="")
-        return 0
-    if command == "--version":
-        console.print(__version__, markup=False)
-        return 0
-    if command == "list":
-        _no_more(arguments[1:])
-        show_list(console)
-        return 0
-    if command == "run":
-        return _run(arguments[1:], console)
-    raise InputError(f"command: {command!r} is not known{nearest(command, ('run', 'list'))}; allowed are run, list")
-
-
-def _no_more(arguments: list[str]) -> None:
-    if arguments:
-        raise InputError(f"list: {arguments[0]!r} was given; it takes no arguments")
-
-
-def show_list(console: Console) -> None:
-    """Prints what there is to choose from."""
-    methods = RichTable(
-        "method", "what it does", "exchanges a round", "problems", "exactness", box=None, pad_edge=False
-    )
-    for row in METHODS.values():
-        methods.add_row(row.name, row.summary, row.exchanges, row.problems, row.exactness)
-    tasks = RichTable("task", "what it learns", box=None, pad_edge=False)
-    for name, task in TASKS.items():
-        tasks.add_row(name, (task.__doc__ or "").strip().split("\n")[0])
-    partitions = RichTable("partition", "how examples are divided", box=None, pad_edge=False)
-    for name, (_, description) in PARTITIONS.items():
-        partitions.add_row(name, description)
-    for table in (methods, tasks, partitions):
-        console.print(table)
-        console.print()
-
-
-def _run(arguments: list[str], console: Console) -> int:
-    words = list(leading_words(arguments))
-    if len(words) < 2 and {"-h", "--help"} & set(arguments):
-        console.print(USAGE, markup=False, end="")
-        return 0
-    if len(words) < 2:
-        raise InputError("run: a task and a method are needed, as in: rookery run hyperrep simfbo")
-    task_name, method_name = words[:2]
-    task, row = find_task(task_name), find_method(method_name)
-    options = parse_options(task_name, task, row, arguments[2:])
-    result, folder = launch(task_name, options.task, row.name, options.method, options.run, console)
-    summary(console, {row.name: result})
-    console.print(f"results in {folder}", markup=False, soft_wrap=True)
-    if result.status == "interrupted":
-        console.print(f"interrupted after round {result.state.round}; what was done is there", markup=False)
-        return 130
-    if result.status == "diverged":
-        console.print(f"the run diverged: {result.divergence}; try smaller step sizes", markup=False, soft_wrap=True)
-        return 1
-    return 0
 
 
 def leading_words(arguments: list[str]):
@@ -153,52 +29,73 @@ def leading_words(arguments: list[str]):
         yield argument
 
 
+def fill(form: type[Any], arguments: list[str], prog: str, description: str) -> Any:
+    """A form filled from the command line. A field named `run` gives options without a prefix."""
+    _check_names(arguments, form)
+    return tyro.cli(form, args=arguments, prog=prog, description=description)
+
+
+def make_form(**parts: type[Any]) -> type[Any]:
+    """A form of several dataclasses: the options of `run` stand alone, those of the others after its name."""
+    bare = lambda part: tyro.conf.FlagCreatePairsOff[tyro.conf.OmitArgPrefixes[part]]  # type: ignore[valid-type]
+    named = lambda part: tyro.conf.FlagConversionOff[part]  # type: ignore[valid-type]
+    fields = [
+        (name, bare(part) if name == "run" else named(part), dataclasses.field(default_factory=part))
+        for name, part in parts.items()
+    ]
+    form = dataclasses.make_dataclass("Options", fields, frozen=True)
+    form.parts = parts  # type: ignore[attr-defined]
+    return form
+
+
 @dataclasses.dataclass(frozen=True)
 class Parsed:
     """A parsed command line: the task, the method, and the run's options."""
 
     task: Any
     method: Any
-    run: RunOptions
+    run: Any
 
 
-def parse_options(task_name: str, task: type[Any], row: Row, arguments: list[str]) -> Parsed:
+def parse_options(task_name: str, task: type[Any], row: Row, arguments: list[str], run: type[Any] = Options) -> Parsed:
     """The options of `rookery run`: --task.*, --method.* and those of the run."""
-    form = method_form(row, task().rates)
-    options = dataclasses.make_dataclass(
-        "Options",
-        [
-            ("task", task, dataclasses.field(default_factory=task)),
-            ("method", form, dataclasses.field(default_factory=form)),
-            ("run", tyro.conf.OmitArgPrefixes[RunOptions], dataclasses.field(default_factory=RunOptions)),
-        ],
-        frozen=True,
-    )
-    _check_names(arguments, options)
-    filled: Any = tyro.cli(
-        options,
-        args=arguments,
+    filled = fill(
+        make_form(task=task, method=method_form(row, task().rates), run=run),
+        arguments,
         prog=f"rookery run {task_name} {row.name}",
         description=f"{(task.__doc__ or '').split(chr(10))[0]} Method: {row.summary}.",
-        config=(tyro.conf.FlagConversionOff,),
     )
     return Parsed(filled.task, method_from(row, filled.method), filled.run)
 
 
-def _check_names(arguments: list[str], options: type[Any]) -> None:
+def parse_method(text: str, task: type[Any]) -> Any:
+    """A method with options, as in `simfbo` or `simfbo:local-steps=5,lr.x=0.1`."""
+    name, _, settings = text.partition(":")
+    row = find_method(name)
+    arguments = []
+    for setting in re.split(r",(?=[\w.-]+=)", settings) if settings else ():
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise InputError(f"method: {text!r} was given; options follow as in {name}:local-steps=5,lr.x=0.1")
+        arguments += [f"--method.{key.strip()}", value.strip()]
+    form = make_form(method=method_form(row, task().rates))
+    return method_from(row, fill(form, arguments, prog=f"rookery compare {text}", description="").method)
+
+
+def _check_names(arguments: list[str], form: type[Any]) -> None:
     """Refuses options that are not there, with the nearest one that is."""
-    known = ["--help", "-h", *option_names(options)]
+    known = ["--help", "-h", *option_names(form)]
     for argument in arguments:
         name = argument.split("=")[0].replace("_", "-")
         if name.startswith("-") and not re.fullmatch(r"-\.?\d.*", name) and name not in known:
             raise InputError(f"option: {argument.split('=')[0]!r} is not known{nearest(name, known)}; --help shows all")
 
 
-def option_names(options: type[Any], prefix: str = "--") -> list[str]:
-    """The names of all options that a dataclass makes."""
+def option_names(form: type[Any], prefix: str = "--") -> list[str]:
+    """The names of all options that a form has."""
     names = []
-    for field in dataclasses.fields(options):
-        inner = RunOptions if field.name == "run" else field.type
+    for field in dataclasses.fields(form):
+        inner = getattr(form, "parts", {}).get(field.name, field.type)
         if isinstance(inner, type) and dataclasses.is_dataclass(inner):
             names += option_names(inner, "--" if field.name == "run" else f"{prefix}{field.name}.")
         else:
@@ -387,100 +284,3 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "ConstraintSet | None": parse_set,
     "Amount": parse_amount,
 }
-
-
-def launch(
-    task_name: str, task: Any, method_name: str, method: Any, options: RunOptions, console: Console
-) -> tuple[Result, Path]:
-    """Runs a task with a progress bar and writes the run folder, also when it is interrupted."""
-    if options.clients < 1 or options.cohort < 0:
-        raise InputError(f"clients, cohort: {options.clients}, {options.cohort} were given; clients >= 1, cohort >= 0")
-    assembly = task.assemble(parse(options.partition), options.clients, options.seed)
-    folder = options.out or default_folder(task_name, method_name)
-    check_writable(folder)
-    batch_size = task.batch_size if options.batch_size is None else options.batch_size
-    config = {
-        "task_name": task_name,
-        "task": dataclasses.asdict(task),
-        "method_name": method_name,
-        "method": plain(method),
-        **dataclasses.asdict(options),
-        "batch_size": batch_size,
-    }
-    try:
-        with Bar(options.rounds, f"{task_name} {method_name}", console) as bar, warnings.catch_warnings():
-            warnings.simplefilter("ignore", DivergenceWarning)  # told in the summary
-            warnings.simplefilter("always", AdviceWarning)
-            warnings.showwarning = lambda message, *_: _say(console, message)
-            result = run(
-                assembly.problem,
-                method,
-                assembly.clients,
-                x=assembly.x,
-                y=assembly.y,
-                start=assembly.start,
-                rounds=options.rounds,
-                sampling=Uniform(options.cohort) if options.cohort else All(),
-                batch_size=batch_size or None,
-                seed=options.seed,
-                metrics=assembly.metrics,
-                every=options.every,
-                stop=_target(assembly, options.target),
-                engine=options.engine,
-                precision=options.precision,
-                callbacks=[bar],
-            )
-    except Interrupted as interrupted:
-        if not interrupted.result.history.rows:
-            raise KeyboardInterrupt from None
-        result = interrupted.result
-    return result, write_run(folder, result, config, assembly.main_metric)
-
-
-def _say(console: Console, message: Any) -> None:
-    console.print(f"warning: {message}", markup=False, soft_wrap=True)
-
-
-def _target(assembly: Any, target: float | None) -> dict[str, Any] | None:
-    """Where to stop: at least the target, or at most where the metric falls."""
-    if target is None:
-        return None
-    return {assembly.main_metric: (lambda value: value <= target) if assembly.falling else target}
-
-
-def plain(value: Any) -> Any:
-    """A method's fields as json holds them: rates by sequence, schedules of steps by their fields."""
-    if isinstance(value, Rates):
-        return value.entries()
-    if isinstance(value, ServerOptimiser):
-        return str(value)
-    if dataclasses.is_dataclass(value):
-        fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return fields or type(value).__name__
-    return value
-
-
-def summary(console: Console, results: dict[str, Result]) -> None:
-    """A table of how runs ended and what they cost."""
-    table = RichTable(box=None, pad_edge=False)
-    columns = ["method", "rounds", "exchanges", "MB up", "down", "samples", "seconds"]
-    metrics = list(next(iter(results.values())).history.columns[8:])
-    for name in [*columns, *metrics]:
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
-    for name, result in results.items():
-        row = result.history.rows[-1]
-        table.add_row(
-            name,
-            str(row["round"]),
-            str(row["exchanges"]),
-            f"{row['bytes_up'] / 1e6:.2f}",
-            f"{row['bytes_down'] / 1e6:.2f}",
-            str(row["samples"]),
-            f"{row['seconds']:.2f}",
-            *(f"{row[metric]:.4f}" for metric in metrics),
-        )
-    console.print(table)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

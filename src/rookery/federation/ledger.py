@@ -163,9 +163,14 @@ class Ledger:
         """Examples drawn by all clients."""
         return self.oracles["samples"]
 
+    @property
+    def gradients(self) -> int:
+        """Evaluations by all clients: gradients, Hessian and cross products, each over one minibatch."""
+        return sum(calls for name, calls in self.oracles.items() if name != "samples")
+
     def row(self) -> dict[str, int]:
         """The columns of a history."""
-        columns = ("exchanges", "floats_up", "floats_down", "bytes_up", "bytes_down", "samples")
+        columns = ("exchanges", "floats_up", "floats_down", "bytes_up", "bytes_down", "samples", "gradients")
         return {name: getattr(self, name) for name in columns}
 
     def to_json(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from rookery.federation.ledger import Ledger
 from rookery.federation.method import has_start
 from rookery.federation.sampling import All, Sampling
 from rookery.federation.steps import is_whole
+from rookery.metric import Metrics, measure, split
 from rookery.problems.base import Problem
 from rookery.runs.checkpoint import Checkpoints, Saver, open_checkpoints, read_plan
 from rookery.runs.fingerprint import fingerprint
@@ -32,8 +32,6 @@ from rookery.vectors import Values
 
 EVALUATIONS = 50  # about so many rows of history, when `every` is not given
 PATIENCE = 1.0  # seconds that a call into the program should take at most, so that an interrupt is heard
-
-Metrics = Callable[[Values], Mapping[str, Any]]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -161,7 +159,8 @@ class _Loop:
     ):
         self.setup = setup
         self.session = session
-        self.metrics = metrics
+        function, arrays = split(metrics)
+        self.metric = (function, jax.device_put(arrays))
         self.stop = stop
         self.callbacks = callbacks
         self.seconds = seconds
@@ -233,7 +232,7 @@ class _Loop:
     def record(self) -> bool:
         """Evaluates, adds a row to the history, and says whether a target is reached."""
         row = {"round": self.round, **self.session.ledger.row(), "seconds": self.seconds}
-        measured = evaluate(self.metrics, self.session.carry)
+        measured = evaluate(self.metric, self.session.carry)
         self.history.append(row | measured)
         for callback in self.callbacks:
             callback(self.round, dict(self.history.rows[-1]))
@@ -273,14 +272,10 @@ def make_result(
     )
 
 
-@partial(jax.jit, static_argnums=0)
-def _evaluate(metrics: Metrics, values: Values) -> dict[str, Any]:
-    return dict(metrics(values))
-
-
-def evaluate(metrics: Metrics, carry: Carry) -> dict[str, float]:
+def evaluate(metric: tuple[Any, Any], carry: Carry) -> dict[str, float]:
     """The metrics of a carry as plain numbers."""
-    return {name: float(value) for name, value in jax.device_get(_evaluate(metrics, carry.values())).items()}
+    function, arrays = metric
+    return {name: float(value) for name, value in jax.device_get(measure(function, carry.values(), arrays)).items()}
 
 
 def reached(stop: Mapping[str, Any], measured: Mapping[str, float]) -> bool:

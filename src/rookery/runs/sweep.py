@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.data.federated import Clients
-from rookery.engines.base import Inputs, Setup, non_finite
+from rookery.engines.base import Carry, Inputs, Setup, non_finite
 from rookery.engines.local import Local, Program
 from rookery.errors import InputError, unknown
 from rookery.federation.ledger import Ledger
@@ -22,10 +22,11 @@ from rookery.federation.method import has_start
 from rookery.federation.rates import Rates
 from rookery.federation.sampling import All, Sampling
 from rookery.federation.server import PerSequence, ServerOptimiser
+from rookery.metric import Metrics, measure_lanes, split
 from rookery.problems.base import Problem
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result
-from rookery.runs.run import Metrics, check_arguments, check_metrics, make_result, reached
+from rookery.runs.run import check_arguments, check_metrics, make_result, reached
 from rookery.runs.table import Table
 from rookery.vectors import row
 
@@ -43,7 +44,7 @@ class Sweep(Table):
 def sweep(
     problem: Problem,
     method: Any,
-    clients: Clients,
+    clients: Clients | Callable[[int], Clients],
     *,
     over: Mapping[str, Any],
     x: Any = None,
@@ -59,15 +60,18 @@ def sweep(
     engine: Any = None,
     precision: str = "float32",
     memory: int = MEMORY,
+    own_metrics: Callable[[int], Metrics] | None = None,
 ) -> Sweep:
     """Runs every point of a grid; runs of one structure go side by side in one compiled program.
 
     Args:
+      clients: who holds the data; or a function of the seed that gives them, for runs that each draw a partition.
       over: what varies: a mapping from a name to its values. Names are fields of the method ("lr.x", "local_steps"),
         "method" itself, or "seed", "batch_size", "sampling". All combinations are run, the last name fastest. Options
         that change the program (batch sizes, a field that is structure) split it into several.
       engine: an `rk.Local(...)`; None: the default one.
       memory: bytes that the states of runs side by side may take; a larger grid is run in parts.
+      own_metrics: in the place of `metrics`, a function of the seed that gives them, alike but for their arrays.
 
     The other arguments are those of `rk.run`, and each row is what `rk.run` gives for it. A run that diverges is a
     row with status "diverged".
@@ -91,6 +95,7 @@ def sweep(
             "seed": seed,
         }
         setups = []
+        federations: dict[int, Clients] = {}
         for point in points:
             options = base | {name: value for name, value in point.items() if name in RUN_OPTIONS}
             varied = method
@@ -99,12 +104,20 @@ def sweep(
                     varied = value
                 elif name not in RUN_OPTIONS:
                     varied = set_field(varied, name.removeprefix("method."), value)
-            setups.append(prepare(problem, varied, clients, x=x, y=y, start=start, precision=precision, **options))
-        check_metrics(metrics, stop, setups[0].carry)
+            own = clients
+            if not isinstance(own, Clients) and callable(own):
+                if options["seed"] not in federations:
+                    federations[options["seed"]] = own(options["seed"])
+                own = federations[options["seed"]]
+            setups.append(prepare(problem, varied, own, x=x, y=y, start=start, precision=precision, **options))
+        seeds = [int(point.get("seed", seed)) for point in points]
+        measured = {each: own_metrics(each) for each in dict.fromkeys(seeds)} if own_metrics else {}
+        check_metrics(measured.get(seeds[0], metrics), stop, setups[0].carry)
         results: list[Result | None] = [None] * len(points)
         opened = (engine or Local()).program
         for group in _groups(setups, memory):
-            lanes = _Lanes(opened(setups[group[0]]), [setups[i] for i in group], metrics, stop)
+            each = [measured.get(seeds[i], metrics) for i in group]
+            lanes = _Lanes(opened(setups[group[0]]), [setups[i] for i in group], each, stop)
             for i, result in zip(group, lanes.run(rounds, every)):
                 results[i] = result
     return _table(points, results)
@@ -148,47 +161,52 @@ def _groups(setups: list[Setup], memory: int) -> list[list[int]]:
     """The grid points that can share a program, in parts that fit the memory."""
     kinds: dict[Any, list[int]] = {}
     for i, setup in enumerate(setups):
-        varying = (setup.inputs.method, setup.inputs.sampling, setup.carry)
+        varying = (setup.inputs._replace(key=()), setup.carry)
         shapes = tuple((np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(varying))
         kinds.setdefault((setup.setting, jax.tree.structure(varying), shapes), []).append(i)
     parts = []
     for members in kinds.values():
-        size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(setups[members[0]].carry))
+        own = (setups[members[0]].carry, setups[members[0]].inputs.levels if _differ(setups) else ())
+        size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(own))
         lanes = max(1, min(len(members), memory // max(1, size)))
         parts += [members[i : i + lanes] for i in range(0, len(members), lanes)]
     return parts
 
 
-_AXES = Inputs(method=0, sampling=0, levels=None, weights=None, key=0)  # type: ignore[arg-type]
+def _differ(setups: list[Setup]) -> bool:
+    """Whether runs have data of their own."""
+    leaves = [jax.tree.leaves((setup.inputs.levels, setup.inputs.weights)) for setup in setups]
+    return any(a is not b and not np.array_equal(a, b) for other in leaves[1:] for a, b in zip(leaves[0], other))
 
 
-@partial(jax.jit, static_argnums=0)
-def _advance(program: Program, inputs: Inputs, carry: Any, rounds: Any) -> tuple:
-    return jax.vmap(program.advance, in_axes=(_AXES, 0, 0))(inputs, carry, rounds)
-
-
-@partial(jax.jit, static_argnums=0)
-def _measure(metrics: Metrics, carry: Any) -> dict[str, Any]:
-    return jax.vmap(lambda carry: dict(metrics(carry.values())))(carry)
+@partial(jax.jit, static_argnums=(0, 1))
+def _advance(program: Program, own_data: bool, inputs: Inputs, carry: Any, rounds: Any) -> tuple:
+    data = 0 if own_data else None
+    axes = Inputs(method=0, sampling=0, levels=data, weights=data, key=0)  # type: ignore[arg-type]
+    return jax.vmap(program.advance, in_axes=(axes, 0, 0))(inputs, carry, rounds)
 
 
 class _Lanes:
     """Runs of one structure, side by side. A lane that has diverged or reached its target rests."""
 
-    def __init__(self, program: Program, setups: list[Setup], metrics: Metrics, stop: Mapping[str, Any]):
+    def __init__(self, program: Program, setups: list[Setup], metrics: list[Metrics], stop: Mapping[str, Any]):
         self.program = program
         self.setups = setups
-        self.metrics = metrics
         self.stop = stop
         stack = lambda *trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-        first = setups[0].inputs
+        self.own_data = _differ(setups)
+        alike = lambda *trees: stack(*trees) if self.own_data else jax.device_put(trees[0])
         self.inputs = Inputs(
             method=stack(*(s.inputs.method for s in setups)),
             sampling=stack(*(s.inputs.sampling for s in setups)),
-            levels=jax.device_put(first.levels),
-            weights=jax.device_put(first.weights),
+            levels=alike(*(s.inputs.levels for s in setups)),
+            weights=alike(*(s.inputs.weights for s in setups)),
             key=jnp.stack([s.inputs.key for s in setups]),
         )
+        self.own_metrics = any(each is not metrics[0] for each in metrics)
+        self.function, arrays = split(metrics[0])
+        own = stack(*(split(each)[1] for each in metrics)) if self.own_metrics else arrays
+        self.arrays = jax.device_put(own)
         self.carry = stack(*(s.carry for s in setups))
         self.ledgers = [Ledger() for _ in setups]
         self.histories = [Table() for _ in setups]
@@ -220,7 +238,9 @@ class _Lanes:
     def advance(self, rounds: int) -> None:
         begun = time.perf_counter()
         before, asked = self.carry, np.where(self.awake, rounds, 0).astype(np.int32)
-        carry, cost, done, finite = jax.block_until_ready(_advance(self.program, self.inputs, before, asked))
+        carry, cost, done, finite = jax.block_until_ready(
+            _advance(self.program, self.own_data, self.inputs, before, asked)
+        )
         done, finite = np.asarray(done), np.asarray(finite)
         if not finite.all():  # go again to the last good round of those lanes, as a single run does
             for i in np.flatnonzero(~finite):
@@ -228,7 +248,7 @@ class _Lanes:
                 self.status[i] = "diverged"
                 self.divergence[i] = Divergence(int(self.rounds[i] + done[i]), broken)
             done = done - ~finite
-            carry, cost, _, _ = _advance(self.program, self.inputs, before, done.astype(np.int32))
+            carry, cost, _, _ = _advance(self.program, self.own_data, self.inputs, before, done.astype(np.int32))
         self.carry = carry
         self.rounds += done
         cost = jax.device_get(cost)
@@ -237,7 +257,8 @@ class _Lanes:
         self.seconds += time.perf_counter() - begun
 
     def record(self, rounds: int) -> None:
-        measured = jax.device_get(_measure(self.metrics, self.carry))
+        values = Carry.values(self.carry)
+        measured = jax.device_get(measure_lanes(self.function, values, self.arrays, self.own_metrics))
         for i, history in enumerate(self.histories):
             if history.rows and history["round"][-1] == self.rounds[i]:
                 continue  # a lane at rest

@@ -1,16 +1,20 @@
-"""What a task is, and the data that tasks share. Imports problems and data."""
+"""What a task is, and the data and networks that tasks share. Imports problems, data and models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite, prod
 from typing import Any, Protocol
 
-from rookery.data.datasets import Dataset, digits
+from rookery.data.catalogue import DATASETS, LOCAL, load
+from rookery.data.datasets import Dataset
 from rookery.data.federated import Clients
+from rookery.data.inputs import CropFlip
 from rookery.data.partitions import Partition
-from rookery.errors import unknown
+from rookery.errors import InputError, unknown
 from rookery.problems.base import Problem
+from rookery.tasks.models import MLP, OnStored, lenet, wide_cnn
 
 
 @dataclass(frozen=True)
@@ -26,16 +30,61 @@ class Assembly:
     main_metric: str = "accuracy"  # what plots and tables show
     falling: bool = False  # whether the main metric is better when it is lower
 
-
-DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
+    def stop(self, target: float | None) -> dict[str, Any] | None:
+        """When a run has reached a target: the main metric is at least that, or at most where it falls."""
+        if target is None:
+            return None
+        return {self.main_metric: (lambda value: value <= target) if self.falling else target}
 
 
 def find_dataset(name: str, tuning: bool = False) -> Dataset:
-    """A task's data by its name on the command line; for tuning, without its test set."""
-    if name not in DATASETS:
-        raise unknown("task.data", name, DATASETS)
-    dataset = DATASETS[name]()
+    """A task's data by its name in the catalogue; for tuning, without its test set."""
+    if name not in DATASETS and not name.startswith(LOCAL):
+        raise unknown("task.data", name, [*DATASETS, f"{LOCAL}PATH"])
+    dataset = load(name)
     return dataset.for_tuning() if tuning else dataset
+
+
+def find_network(model: str, dataset: Dataset, widths: tuple[int, ...], allowed: tuple[str, ...]) -> OnStored:
+    """A task's network by its name on the command line: mlp (with hidden layers of these widths), lenet or cnn."""
+    if model not in allowed:
+        raise unknown("task.model", str(model), allowed)
+    if model == "mlp":
+        if any(width < 1 for width in widths):
+            raise InputError(f"task: a hidden layer of width {min(widths)} was given; at least 1 is needed")
+        return OnStored(MLP(prod(dataset.shape), tuple(widths), dataset.classes), dataset.scale)
+    make, least = (lenet, 4) if model == "lenet" else (wide_cnn, 16)
+    if len(dataset.shape) != 3 or min(dataset.shape[:2]) < least:
+        raise InputError(
+            f"task.model: {model!r} was given with {dataset.name}, whose inputs are {_shown(dataset.shape)}; it needs "
+            f"images of at least {least} x {least} pixels, and mlp takes any input"
+        )
+    return OnStored(make(dataset.shape, dataset.classes), dataset.scale)
+
+
+def augmentation(dataset: Dataset, augment: bool) -> CropFlip | None:
+    """Random flips and crops of a dataset's images, by up to an eighth of their side, where they are asked for."""
+    if not augment:
+        return None
+    if len(dataset.shape) != 3:
+        raise InputError(
+            f"task.augment: True was given with {dataset.name}, whose inputs are {_shown(dataset.shape)}; only images "
+            "are augmented"
+        )
+    height, width, channels = dataset.shape
+    return CropFlip((height, width, channels), padding=min(height, width) // 8)
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) + (" images" if len(shape) == 3 else " numbers")
+
+
+def check_options(task: Any, **rules: tuple[bool, str]) -> None:
+    """Refuses a task's options: by option, whether it is good and what is allowed."""
+    for name, (good, allowed) in rules.items():
+        value = getattr(task, name)
+        if not good or (isinstance(value, float) and not isfinite(value)):
+            raise InputError(f"task.{name}: {value!r} was given; {allowed} is needed")
 
 
 class Task(Protocol):

@@ -11,24 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.data.federated import federate
+from rookery.data.inputs import Scale
 from rookery.data.partitions import Partition
-from rookery.errors import InputError
 from rookery.problems.kinds import Joint
 from rookery.problems.sets import Simplex
-from rookery.tasks.base import Assembly, find_dataset
-from rookery.tasks.metrics import Metric
+from rookery.tasks.base import Assembly, check_options, find_dataset
+from rookery.tasks.metrics import CHUNK, on_test
 from rookery.vectors import Values
 
 
 @dataclass(frozen=True)
 class MembershipLoss:
-    """sum_k y_k 1/2 |image - x_k|^2 + softness / 2 |y|^2, with y the example's row of the client's memberships."""
+    """sum_k y_k 1/2 |input - x_k|^2 + softness / 2 |y|^2, with y the example's row of the client's memberships."""
 
+    scale: Scale
     softness: float
 
     def __call__(self, x: jax.Array, y: jax.Array, e: Any) -> jax.Array:
         own = y[e["row"]]
-        distance = 0.5 * jnp.sum((x - e["input"]) ** 2, axis=1)
+        distance = 0.5 * jnp.sum((x - self.scale(e["input"])) ** 2, axis=1)
         return jnp.dot(own, distance) + 0.5 * self.softness * jnp.dot(own, own)
 
 
@@ -41,7 +42,7 @@ class Clustering:
     """
 
     data: str = "digits"
-    """Which data: digits."""
+    """Which data: digits, wine, breast_cancer, mnist or another of the catalogue."""
     clusters: int = 20
     """Number of centres."""
     softness: float = 1.0
@@ -56,38 +57,43 @@ class Clustering:
         return 16
 
     def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
-        if self.clusters < 1 or self.softness <= 0:
-            raise InputError(
-                f"task: clusters = {self.clusters}, softness = {self.softness} were given; clusters >= 1 and "
-                "softness > 0 are needed"
-            )
+        check_options(
+            self,
+            clusters=(self.clusters >= 1, "at least 1"),
+            softness=(self.softness > 0, "a positive number"),
+        )
         dataset = find_dataset(self.data, tuning)
         parts = partition.assign(dataset.train["label"], clients, seed)
         records = [{"input": dataset.train["input"][own], "row": np.arange(own.size, dtype=np.int32)} for own in parts]
-        rows, images = max(own.size for own in parts), dataset.train["input"]
-        mean, spread = images.mean(axis=0), images.std(axis=0)
+        rows, inputs = max(own.size for own in parts), np.asarray(dataset.scale(jnp.asarray(dataset.train["input"])))
+        mean, spread = inputs.mean(axis=0), inputs.std(axis=0)
 
         def centres(key: jax.Array) -> jax.Array:
-            return mean + spread * jax.random.normal(key, (self.clusters, images.shape[1]), jnp.float32)
+            return mean + spread * jax.random.normal(key, (self.clusters, inputs.shape[1]), jnp.float32)
 
         return Assembly(
-            problem=Joint(MembershipLoss(self.softness), client_set=Simplex()),
+            problem=Joint(MembershipLoss(dataset.scale, self.softness), client_set=Simplex()),
             clients=federate(records, weights="size"),
             x=centres,
             y=jnp.full((rows, self.clusters), 1.0 / self.clusters),
-            metrics=Metric(
-                purity,
-                images=dataset.test["input"],
-                labels=dataset.test["label"],
-                classes=np.arange(dataset.classes),
-            ),
+            metrics=on_test(Purity(dataset.scale), dataset, classes=np.arange(dataset.classes)),
             main_metric="purity",
         )
 
 
-def purity(z: Values, images: jax.Array, labels: jax.Array, classes: jax.Array) -> dict[str, jax.Array]:
+@dataclass(frozen=True)
+class Purity:
     """The purity of the nearest centres' clusters, and the mean squared distance to the nearest centre."""
-    distance = jnp.sum((images[:, None] - z.x[None]) ** 2, axis=2)
-    member = jax.nn.one_hot(jnp.argmin(distance, axis=1), z.x.shape[0], dtype=z.x.dtype)
-    counts = member.T @ (labels[:, None] == classes).astype(z.x.dtype)
-    return {"purity": jnp.sum(jnp.max(counts, axis=1)) / labels.size, "distance": jnp.mean(jnp.min(distance, axis=1))}
+
+    scale: Scale
+
+    def __call__(self, z: Values, images: jax.Array, labels: jax.Array, classes: jax.Array) -> dict[str, jax.Array]:
+        distance = jax.lax.map(
+            lambda stored: jnp.sum((self.scale(stored) - z.x) ** 2, axis=1), images, batch_size=CHUNK
+        )
+        member = jax.nn.one_hot(jnp.argmin(distance, axis=1), z.x.shape[0], dtype=z.x.dtype)
+        counts = member.T @ (labels[:, None] == classes).astype(z.x.dtype)
+        return {
+            "purity": jnp.sum(jnp.max(counts, axis=1)) / labels.size,
+            "distance": jnp.mean(jnp.min(distance, axis=1)),
+        }

@@ -4,55 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import jax
 
 from rookery.data.partitions import Partition
-from rookery.errors import InputError
 from rookery.problems.bilevel import Bilevel
-from rookery.tasks.base import Assembly, find_dataset
-from rookery.tasks.metrics import Metric, classification
-from rookery.tasks.models import apply, cross_entropy, dense, squared_norm
-from rookery.vectors import Values
+from rookery.tasks.base import Assembly, augmentation, check_options, find_dataset, find_network
+from rookery.tasks.metrics import Evaluation, on_test
+from rookery.tasks.models import Network, cross_entropy, squared_norm
 
 
-def logits(x: Any, y: Any, image: jax.Array) -> jax.Array:
-    """The network: hidden layer x with a ReLU, head y."""
-    return apply(y, jax.nn.relu(apply(x, image)))
+@dataclass(frozen=True)
+class Upper:
+    """Cross-entropy of a validation example; x holds the first layers of the network and y the last."""
 
+    network: Network
 
-def upper(x: Any, y: Any, e: Any) -> jax.Array:
-    """Cross-entropy of a validation example."""
-    return cross_entropy(logits(x, y, e["input"]), e["label"])
+    def __call__(self, x: Any, y: Any, e: Any) -> jax.Array:
+        return cross_entropy(self.network(x | y, e["input"]), e["label"])
 
 
 @dataclass(frozen=True)
 class Lower:
-    """Cross-entropy of a training example, with a ridge on the head that makes the lower level strongly convex."""
+    """Cross-entropy of a training example, with a ridge on y; where y is one layer, it is strongly convex in it."""
 
+    network: Network
     ridge: float
 
     def __call__(self, x: Any, y: Any, e: Any) -> jax.Array:
-        return upper(x, y, e) + 0.5 * self.ridge * squared_norm(y)
+        return cross_entropy(self.network(x | y, e["input"]), e["label"]) + 0.5 * self.ridge * squared_norm(y)
 
 
 @dataclass(frozen=True)
 class HyperRep:
-    """A hidden layer learned on validation data, under a head fitted to training data.
+    """A representation learned on validation data, under a head fitted to training data.
 
-    x is the hidden layer, y the head; the lower loss is on each client's training examples, the upper on its validation
-    examples, and the accuracy is on held-out test examples that no client has.
+    x holds the first layers of a network, y the last one or two; the lower loss is on each client's training examples,
+    the upper on its validation examples, and the accuracy is on held-out test examples that no client has.
     """
 
     data: str = "digits"
-    """Which data: digits."""
+    """Which data: digits, mnist, fashion_mnist, cifar10 or another of the catalogue."""
+    model: Literal["mlp", "lenet"] = "mlp"
+    """The network: mlp, one hidden layer; lenet, two convolutions and three dense layers, for images."""
     hidden: int = 64
-    """Width of the hidden layer."""
+    """Width of the hidden layer of the mlp."""
+    head: int = 1
+    """How many of the last layers are y: 1, or 2 with lenet."""
     ridge: float = 0.01
     """Weight of |y|^2 / 2 in the lower loss."""
     validation: float = 0.5
     """Part of each client's examples that the upper level sees."""
+    augment: bool = False
+    """Whether training images are cropped and flipped at random."""
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -63,19 +69,30 @@ class HyperRep:
         return 16
 
     def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
-        if self.hidden < 1 or self.ridge < 0:
-            raise InputError(f"task: hidden = {self.hidden}, ridge = {self.ridge} were given; hidden >= 1, ridge >= 0")
+        layers = 2 if self.model == "mlp" else 5
+        check_options(
+            self,
+            hidden=(self.hidden >= 1, "a width of at least 1"),
+            head=(1 <= self.head <= min(2, layers - 1), f"1{' or 2' if layers > 2 else ''} of {layers} layers"),
+            ridge=(self.ridge >= 0, "a number that is not negative"),
+        )
         dataset = find_dataset(self.data, tuning)
-        width = dataset.train["input"].shape[1]
+        network = find_network(self.model, dataset, (self.hidden,), ("mlp", "lenet"))
         return Assembly(
-            problem=Bilevel(upper=upper, lower=Lower(self.ridge)),
-            clients=dataset.partition(partition, clients=clients, seed=seed, validation=self.validation),
-            x=lambda key: dense(jax.random.fold_in(key, 0), width, self.hidden),
-            y=lambda key: dense(jax.random.fold_in(key, 1), self.hidden, dataset.classes),
-            metrics=Metric(accuracy, images=dataset.test["input"], labels=dataset.test["label"]),
+            problem=Bilevel(upper=Upper(network), lower=Lower(network, self.ridge)),
+            clients=dataset.partition(
+                partition,
+                clients=clients,
+                seed=seed,
+                validation=self.validation,
+                augment=augmentation(dataset, self.augment),
+            ),
+            x=partial(layers_of, network, slice(None, -self.head)),
+            y=partial(layers_of, network, slice(-self.head, None)),
+            metrics=on_test(Evaluation(network, parts=("x", "y")), dataset),
         )
 
 
-def accuracy(z: Values, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-    """Test accuracy and test loss of the network."""
-    return classification(jax.vmap(lambda image: logits(z.x, z.y, image))(images), labels)
+def layers_of(network: Network, which: slice, key: jax.Array) -> dict[str, Any]:
+    """Some of a network's layers, freshly made."""
+    return dict(list(network.init(key).items())[which])

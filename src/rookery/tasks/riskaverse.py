@@ -12,9 +12,9 @@ import numpy as np
 
 from rookery.data.federated import federate
 from rookery.data.partitions import Partition
-from rookery.errors import InputError
+from rookery.metric import Metric
 from rookery.problems.kinds import Compositional
-from rookery.tasks.base import Assembly
+from rookery.tasks.base import Assembly, check_options
 from rookery.vectors import Values
 
 
@@ -106,11 +106,14 @@ class RiskAverse:
         return x
 
     def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
-        if self.dimension < 1 or self.examples < clients or self.delta <= 0 or self.lam < 0:
-            raise InputError(
-                f"task: dimension = {self.dimension}, examples = {self.examples}, lam = {self.lam}, delta = "
-                f"{self.delta} were given; dimension >= 1, examples >= clients, lam >= 0 and delta > 0 are needed"
-            )
+        check_options(
+            self,
+            dimension=(self.dimension >= 1, "at least 1"),
+            examples=(self.examples >= clients, f"at least one for each of {clients} clients"),
+            lam=(self.lam >= 0, "a number that is not negative"),
+            delta=(self.delta > 0, "a positive number"),
+            noise=(self.noise >= 0, "a number that is not negative"),
+        )
         a, b = self.measurements(seed)
         labels = np.argsort(np.argsort(b)) * 10 // len(b)  # tenths of b, for partitions that go by label
         parts = partition.assign(labels, clients, seed)
@@ -119,19 +122,19 @@ class RiskAverse:
             problem=Compositional((mean_map, spread_map, Risk(self.lam, self.delta))),
             clients=federate([{"a": a[own], "b": b[own]} for own in parts], weights="size"),
             x=lambda key: jax.random.normal(key, (self.dimension,), jnp.float32) / self.dimension**0.5,
-            metrics=Closeness(a[used], b[used], self, self.solution(seed)),
+            metrics=Metric(Closeness(self.lam, self.delta), a=a[used], b=b[used], solution=self.solution(seed)),
             main_metric="distance",
             falling=True,
         )
 
 
+@dataclass(frozen=True)
 class Closeness:
     """The objective of x, and its distance to the nearer of +x* and -x*."""
 
-    def __init__(self, a: np.ndarray, b: np.ndarray, task: RiskAverse, solution: np.ndarray):
-        self.a, self.b, self.task, self.solution = a, b, task, solution
+    lam: float
+    delta: float
 
-    def __call__(self, z: Values) -> dict[str, jax.Array]:
-        a, b, x_star = (jnp.asarray(array, z.x.dtype) for array in (self.a, self.b, self.solution))
-        distance = jnp.minimum(jnp.linalg.norm(z.x - x_star), jnp.linalg.norm(z.x + x_star))
-        return {"distance": distance, "objective": objective(z.x, a, b, self.task.lam, self.task.delta)}
+    def __call__(self, z: Values, a: jax.Array, b: jax.Array, solution: jax.Array) -> dict[str, jax.Array]:
+        distance = jnp.minimum(jnp.linalg.norm(z.x - solution), jnp.linalg.norm(z.x + solution))
+        return {"distance": distance, "objective": objective(z.x, a, b, self.lam, self.delta)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +12,12 @@ import numpy as np
 
 from rookery.data.federated import federate
 from rookery.data.partitions import Partition
-from rookery.errors import InputError
 from rookery.problems.kinds import Joint
 from rookery.problems.sets import Simplex
-from rookery.tasks.base import Assembly, find_dataset
-from rookery.tasks.metrics import Metric, classification
-from rookery.tasks.models import apply, dense
+from rookery.tasks.base import Assembly, augmentation, check_options, find_dataset, find_network
+from rookery.tasks.metrics import Evaluation, label_mix, on_test
+from rookery.tasks.models import Network
 from rookery.vectors import Values
-
-
-def logits(x: Any, image: jax.Array) -> jax.Array:
-    """A network with one hidden layer."""
-    return apply(x["head"], jax.nn.relu(apply(x["hidden"], image)))
 
 
 @dataclass(frozen=True)
@@ -34,11 +28,12 @@ class PseudoLabelLoss:
     at its best y is the projection of log p / trust onto the simplex.
     """
 
+    network: Network
     trust: float
     weight: float
 
     def __call__(self, x: Any, y: jax.Array, e: Any) -> jax.Array:
-        log_p = jax.nn.log_softmax(logits(x, e["input"]))
+        log_p = jax.nn.log_softmax(self.network(x, e["input"]))
         own = y[e["row"]]
         soft = -jnp.dot(own, log_p) + 0.5 * self.trust * jnp.dot(own, own)
         return jnp.where(e["hidden"] > 0, self.weight * soft, -log_p[e["label"]])
@@ -53,15 +48,19 @@ class SemiSupervised:
     """
 
     data: str = "digits"
-    """Which data: digits."""
-    hidden: int = 64
-    """Width of the hidden layer."""
+    """Which data: digits, mnist, fashion_mnist, cifar10 or another of the catalogue."""
+    model: Literal["mlp", "lenet", "cnn"] = "mlp"
+    """The network: mlp; lenet, two small convolutions; cnn, two of 64 channels, for images from 16 x 16 pixels on."""
+    hidden: tuple[int, ...] = (64,)
+    """Widths of the mlp's hidden layers."""
     unlabelled: float = 0.9
     """Part of each client's labels that is hidden."""
     trust: float = 1.0
     """How soft pseudo-labels are: the weight of |y|^2 / 2."""
     weight: float = 0.3
     """How much an example with a pseudo-label counts."""
+    augment: bool = False
+    """Whether images are cropped and flipped at random."""
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -72,12 +71,14 @@ class SemiSupervised:
         return 16
 
     def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
-        if self.hidden < 1 or not 0 <= self.unlabelled < 1 or self.trust <= 0 or self.weight < 0:
-            raise InputError(
-                f"task: hidden = {self.hidden}, unlabelled = {self.unlabelled}, trust = {self.trust}, weight = "
-                f"{self.weight} were given; hidden >= 1, 0 <= unlabelled < 1, trust > 0 and weight >= 0 are needed"
-            )
+        check_options(
+            self,
+            unlabelled=(0 <= self.unlabelled < 1, "a number from 0 to below 1"),
+            trust=(self.trust > 0, "a positive number"),
+            weight=(self.weight >= 0, "a number that is not negative"),
+        )
         dataset = find_dataset(self.data, tuning)
+        network = find_network(self.model, dataset, self.hidden, ("mlp", "lenet", "cnn"))
         parts = partition.assign(dataset.train["label"], clients, seed)
         records = [
             {
@@ -88,21 +89,19 @@ class SemiSupervised:
             }
             for i, own in enumerate(parts)
         ]
-        rows, width = max(own.size for own in parts), dataset.train["input"].shape[1]
+        federation = federate(records, weights="size", augment=augmentation(dataset, self.augment))
+        rows = max(own.size for own in parts)
         place = np.concatenate([i * rows + np.flatnonzero(record["hidden"]) for i, record in enumerate(records)])
         hidden_labels = np.concatenate([record["label"][record["hidden"] > 0] for record in records])
         return Assembly(
-            problem=Joint(PseudoLabelLoss(self.trust, self.weight), client_set=Simplex()),
-            clients=federate(records, weights="size"),
-            x=lambda key: {
-                "hidden": dense(jax.random.fold_in(key, 0), width, self.hidden),
-                "head": dense(jax.random.fold_in(key, 1), self.hidden, dataset.classes),
-            },
+            problem=Joint(PseudoLabelLoss(network, self.trust, self.weight), client_set=Simplex()),
+            clients=federation,
+            x=network.init,
             y=jnp.full((rows, dataset.classes), 1.0 / dataset.classes),
-            metrics=Metric(
-                accuracy,
-                images=dataset.test["input"],
-                labels=dataset.test["label"],
+            metrics=on_test(
+                Guessed(Evaluation(network)),
+                dataset,
+                mix=label_mix(federation, dataset.classes),
                 place=place.astype(np.int32),
                 hidden_labels=hidden_labels,
             ),
@@ -117,12 +116,23 @@ def hide(size: int, part: float, seed: tuple[int, ...]) -> np.ndarray:
     return hidden
 
 
-def accuracy(
-    z: Values, images: jax.Array, labels: jax.Array, place: jax.Array, hidden_labels: jax.Array
-) -> dict[str, jax.Array]:
-    """Test accuracy and test loss of the network, and how many pseudo-labels are right."""
-    found = classification(jax.vmap(lambda image: logits(z.x, image))(images), labels)
-    if not hidden_labels.size:
-        return found
-    pseudo = jnp.argmax(z.y.reshape(-1, z.y.shape[-1])[place], axis=1)
-    return found | {"pseudo_labels": jnp.mean(pseudo == hidden_labels)}
+@dataclass(frozen=True)
+class Guessed:
+    """Test accuracy and test loss of the network, over clients too, and how many pseudo-labels are right."""
+
+    model: Evaluation
+
+    def __call__(
+        self,
+        z: Values,
+        images: jax.Array,
+        labels: jax.Array,
+        mix: jax.Array,
+        place: jax.Array,
+        hidden_labels: jax.Array,
+    ) -> dict[str, jax.Array]:
+        found = self.model(z, images, labels, mix)
+        if not hidden_labels.size:
+            return found
+        pseudo = jnp.argmax(z.y.reshape(-1, z.y.shape[-1])[place], axis=1)
+        return found | {"pseudo_labels": jnp.mean(pseudo == hidden_labels)}

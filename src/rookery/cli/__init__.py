@@ -1,0 +1,71 @@
+"""The command: run, resume, compare, report, data, list. Options are typed from the dataclasses they fill."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from rookery.cli import commands
+from rookery.cli.show import show_list
+from rookery.errors import InputError, unknown
+from rookery.version import __version__
+
+USAGE = """usage: rookery COMMAND
+
+  rookery run TASK METHOD [options]        solve a task with a method; --help after METHOD shows the options
+  rookery resume RUN                       go on with a run that was stopped, bit for bit
+  rookery compare TASK METHOD... [options] methods at equal exchanges, bytes and gradient evaluations
+  rookery report RUN... -o report.html     one page with the curves, tables and settings of some runs
+  rookery data NAME [options]              what a dataset holds, and how a partition divides it
+  rookery list                             methods, tasks, datasets and partitions
+  rookery --version
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and gives its exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    console = Console(highlight=False)
+    try:
+        return _dispatch(arguments, console)
+    except InputError as error:
+        Console(stderr=True, highlight=False).print(f"rookery: {error}", markup=False, soft_wrap=True)
+        return 2
+    except KeyboardInterrupt:
+        Console(stderr=True, highlight=False).print("rookery: interrupted before the first round; nothing was written")
+        return 130
+
+
+def _list(arguments: list[str], console: Console) -> int:
+    if arguments:
+        raise InputError(f"list: {arguments[0]!r} was given; it takes no arguments")
+    show_list(console)
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str], Console], int]] = {
+    "run": commands.run,
+    "resume": commands.resume,
+    "compare": commands.compare,
+    "report": commands.report,
+    "data": commands.data,
+    "list": _list,
+}
+
+
+def _dispatch(arguments: list[str], console: Console) -> int:
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command in ("-h", "--help"):
+        console.print(USAGE, markup=False, end="")
+        return 0
+    if command == "--version":
+        console.print(__version__, markup=False)
+        return 0
+    if command not in COMMANDS:
+        raise unknown("command", command, COMMANDS)
+    if {"-h", "--help"} & set(rest[:1]):
+        console.print(USAGE, markup=False, end="")
+        return 0
+    return COMMANDS[command](rest, console)

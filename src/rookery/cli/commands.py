@@ -1,0 +1,249 @@
+"""What each command does with its words."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rookery.algorithms.registry import find_method
+from rookery.cli.forms import fill, make_form, parse_method, parse_options
+from rookery.cli.show import show_comparison, show_counts, show_results, show_tuning
+from rookery.data.catalogue import load
+from rookery.data.partitions import class_counts, parse
+from rookery.errors import AdviceWarning, DivergenceWarning, InputError
+from rookery.experiments import compare as comparing
+from rookery.experiments.experiment import CHECKPOINTS, Experiment, Options, Surroundings, launch, read_experiment
+from rookery.experiments.experiment import resume_folder as resume_run
+from rookery.runs.files import hold
+from rookery.runs.folder import make_folder
+from rookery.runs.plot import plot_counts
+from rookery.runs.progress import Bars
+from rookery.runs.report import write_report
+from rookery.runs.result import Result
+from rookery.tasks.registry import find_task
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions(Options):
+    """Where, with whom and how long to run, and where to leave the results."""
+
+    out: Path | None = None
+    """Folder for the results; by default a new one under runs/."""
+    tensorboard: bool = False
+    """Log the history for TensorBoard too, in the folder's tensorboard/."""
+
+
+def leading_words(arguments: list[str]) -> list[str]:
+    """The leading arguments that are no options."""
+    words = []
+    for argument in arguments:
+        if argument.startswith("-"):
+            break
+        words.append(argument)
+    return words
+
+
+def run(arguments: list[str], console: Console) -> int:
+    """`rookery run TASK METHOD [options]`."""
+    words = leading_words(arguments)
+    if len(words) < 2:
+        raise InputError("run: a task and a method are needed, as in: rookery run hyperrep simfbo")
+    task_name, method_name = words[:2]
+    task, row = find_task(task_name), find_method(method_name)
+    parsed = parse_options(task_name, task, row, arguments[2:], RunOptions)
+    experiment = Experiment(task_name, parsed.task, row.name, parsed.method, parsed.run)
+    with watched(experiment, console, parsed.run.tensorboard) as callbacks:
+        result, folder = launch(experiment, parsed.run.out, callbacks)
+    return _conclude(console, row.name, result, folder)
+
+
+def resume(arguments: list[str], console: Console) -> int:
+    """`rookery resume RUN`."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise InputError("resume: the folder of one run is needed, as in: rookery resume runs/mine")
+    folder = Path(arguments[0])
+    experiment = read_experiment(folder)
+    if (folder / "result.json").is_file() and not (folder / CHECKPOINTS).is_dir():
+        console.print(f"{folder} has ended; there is nothing to go on with", markup=False, soft_wrap=True)
+        show_results(console, {experiment.method_name: Result.load(folder)})
+        return 0
+    with watched(experiment, console) as callbacks:
+        result, _ = resume_run(folder, callbacks)
+    return _conclude(console, experiment.method_name, result, folder)
+
+
+@contextlib.contextmanager
+def watched(
+    experiment: Experiment, console: Console, tensorboard: bool = False
+) -> Iterator[Callable[[Path], list[Any]]]:
+    """A progress bar, warnings as sentences, and logging where it is asked for: what makes a run's callbacks."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_sentences(console))
+        label = f"{Path(experiment.task_name).stem} {experiment.method_name}"
+        bar = stack.enter_context(Bars(console)).add(label, experiment.options.rounds)
+
+        def callbacks(folder: Path) -> list[Any]:
+            if not tensorboard:
+                return [bar]
+            from rookery.runs.tensorboard import TensorBoard
+
+            return [bar, stack.enter_context(TensorBoard(folder / "tensorboard"))]
+
+        yield callbacks
+
+
+@contextlib.contextmanager
+def _sentences(console: Console) -> Iterator[None]:
+    """Warnings as sentences on the console; divergence is told in the end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergenceWarning)
+        warnings.simplefilter("always", AdviceWarning)
+        warnings.showwarning = lambda message, *_: console.print(f"warning: {message}", markup=False, soft_wrap=True)
+        yield
+
+
+def _conclude(console: Console, name: str, result: Result, folder: Path) -> int:
+    """Says how a run ended and where its results are; gives the exit status."""
+    show_results(console, {name: result})
+    say = lambda text: console.print(text, markup=False, soft_wrap=True)
+    say(f"results in {folder}")
+    if result.status == "interrupted":
+        say(f"interrupted after round {result.state.round}; what was done is there: rookery resume {folder} goes on")
+        return 130
+    if result.status == "diverged":
+        say(f"the run diverged: {result.divergence}; try smaller step sizes")
+        return 1
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareOptions(Surroundings):
+    """What is compared, where and with whom."""
+
+    exchanges: int = 200
+    """Exchanges that every method is given."""
+    seeds: int = 3
+    """How many seeds, from --seed on; each draws its own partition, initial values and run."""
+    tune: bool = False
+    """Search each method's step sizes first, on validation data, with the same number of gradient evaluations."""
+    tune_budget: float | None = None
+    """Gradient evaluations to tune each method with; by default as many as three runs of the most expensive one."""
+    out: Path | None = None
+    """Folder for the results; by default a new one under runs/. One with the same comparison is gone on with."""
+
+
+def compare(arguments: list[str], console: Console) -> int:
+    """`rookery compare TASK METHOD... [options]`."""
+    words = leading_words(arguments)
+    if len(words) < 2:
+        raise InputError("compare: a task and methods are needed, as in: rookery compare hyperrep simfbo fedbioacc")
+    task_name, *labels = words
+    if len(set(labels)) < len(labels):
+        raise InputError(f"compare: a method was given twice in {' '.join(labels)}; give each once")
+    task = find_task(task_name)
+    form = make_form(task=task, run=CompareOptions)
+    filled = fill(form, arguments[len(words) :], f"rookery compare {' '.join(words)}", "Methods side by side.")
+    options: CompareOptions = filled.run
+    shared = {field.name: getattr(options, field.name) for field in dataclasses.fields(Surroundings)}
+    experiments = {}
+    for label in labels:
+        method = parse_method(label, task)
+        experiments[label] = Experiment(task_name, filled.task, label, method, Options(**shared))
+    folder = options.out or make_folder(f"compare_{Path(task_name).stem}")
+    folder.mkdir(parents=True, exist_ok=True)
+    say = lambda text: console.print(text, markup=False, soft_wrap=True)
+    budget = options.tune_budget if options.tune_budget is not None else (0.0 if options.tune else None)
+    with hold(folder, "out"), _sentences(console), Bars(console) as bars:
+        try:
+            outcome = comparing.compare(
+                experiments,
+                folder,
+                exchanges=options.exchanges,
+                seeds=options.seeds,
+                target=options.target,
+                tune_budget=budget,
+                callbacks=bars.race(options.exchanges),
+                say=say,
+            )
+        except KeyboardInterrupt:
+            say(f"interrupted; the same command with --out {folder} goes on")
+            return 130
+    for label, tuning in outcome.tunings.items():
+        show_tuning(console, label, tuning.table, tuning.gradients)
+    show_comparison(console, outcome.comparison)
+    outcome.comparison.table().to_csv(folder / "comparison.csv")
+    outcome.comparison.plot(folder / "comparison.png", title=f"{Path(task_name).stem}, {options.partition}")
+    write_report(outcome.folders, folder / "report.html", title=f"{Path(task_name).stem}: {', '.join(labels)}")
+    say(f"\nresults in {folder}: comparison.csv, comparison.png, report.html, and a folder for every run")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions:
+    """Where the page goes."""
+
+    out: Path = Path("report.html")
+    """The page to write; -o for short."""
+    title: str | None = None
+    """Its title; by default the tasks and methods."""
+
+
+def report(arguments: list[str], console: Console) -> int:
+    """`rookery report RUN... -o report.html`."""
+    words = leading_words(arguments)
+    if not words:
+        raise InputError("report: the folders of some runs are needed, as in: rookery report runs/* -o report.html")
+    rest = ["--out" if argument == "-o" else argument for argument in arguments[len(words) :]]
+    options: ReportOptions = fill(make_form(run=ReportOptions), rest, "rookery report RUN...", "One page of runs.").run
+    page = write_report(words, options.out, options.title)
+    console.print(f"report in {page}", markup=False, soft_wrap=True)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class DataOptions:
+    """How the data is divided, and whether that is drawn."""
+
+    partition: str = "iid"
+    """How the data is divided, such as iid, shards:2 or dirichlet:0.2; rookery list shows all."""
+    clients: int = 100
+    """Number of clients that the data is divided over."""
+    seed: int = 0
+    """Seed of the partition."""
+    plot: bool = False
+    """Draw clients x classes into a png."""
+    out: Path | None = None
+    """The png; by default NAME_PARTITION.png in the current folder."""
+
+
+def data(arguments: list[str], console: Console) -> int:
+    """`rookery data NAME [options]`."""
+    words = leading_words(arguments)
+    if len(words) != 1:
+        raise InputError("data: the name of one dataset is needed, as in: rookery data digits --partition shards:2")
+    form, name = make_form(run=DataOptions), words[0]
+    options: DataOptions = fill(form, arguments[1:], f"rookery data {name}", "A dataset and its partition.").run
+    partition, dataset = parse(options.partition), load(name)
+    parts = partition.assign(dataset.train["label"], options.clients, options.seed)
+    counts = class_counts(dataset.train["label"], parts, dataset.classes)
+    train, test = (len(part["label"]) for part in (dataset.train, dataset.test))
+    shape = " x ".join(map(str, dataset.shape))
+    console.print(f"{name}: {train} training and {test} test examples of {shape}, {dataset.classes} classes")
+    console.print(f"{options.partition} over {options.clients} clients, seed {options.seed}", markup=False)
+    show_counts(console, counts, dataset.class_names)
+    if options.plot:
+        stem = f"{name}_{options.partition}".replace(":", "-").replace("/", "-")
+        path = options.out or Path(f"{stem}.png")
+        title = f"{name}, {options.partition}, {options.clients} clients"
+        try:
+            plot_counts(counts, dataset.class_names, path, title)
+        except OSError as error:
+            raise InputError(f"out: {str(path)!r} cannot be written: {error.strerror}") from error
+        console.print(f"plot in {path}", markup=False, soft_wrap=True)
+    return 0

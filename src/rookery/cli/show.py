@@ -1,0 +1,124 @@
+"""What the command prints: lists, summaries and comparisons as tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from rookery.algorithms.registry import METHODS
+from rookery.data.catalogue import DATASETS
+from rookery.data.partitions import PARTITIONS
+from rookery.experiments.compare import EQUAL, Comparison
+from rookery.runs.result import Result
+from rookery.runs.table import Table
+from rookery.tasks.registry import TASKS
+
+
+def _table(*columns: str, left: int = 1) -> RichTable:
+    table = RichTable(box=None, pad_edge=False)
+    for number, name in enumerate(columns):
+        words = number < left  # numbers are never broken, and the words before them keep some room
+        justify = "left" if words else "right"
+        table.add_column(name, justify=justify, no_wrap=not words, overflow="fold", min_width=10 if words else None)
+    return table
+
+
+def show_list(console: Console) -> None:
+    """Prints what there is to choose from."""
+    methods = _table("method", "what it does", "exchanges a round", "problems", "exactness", left=5)
+    for row in METHODS.values():
+        methods.add_row(row.name, row.summary, row.exchanges, row.problems, row.exactness)
+    tasks = _table("task", "what it learns", left=2)
+    for name, task in TASKS.items():
+        tasks.add_row(name, (task.__doc__ or "").strip().split("\n")[0])
+    datasets = _table("data", "what it holds", left=2)
+    for name, (description, _) in DATASETS.items():
+        datasets.add_row(name, description)
+    partitions = _table("partition", "how examples are divided", left=2)
+    for name, (_, description) in PARTITIONS.items():
+        partitions.add_row(name, description)
+    for table in (methods, tasks, datasets, partitions):
+        console.print(table)
+        console.print()
+
+
+def show_results(console: Console, results: Mapping[str, Result]) -> None:
+    """A table of how runs ended and what they cost."""
+    metrics = next(iter(results.values())).history.metrics
+    table = _table("method", "rounds", "exchanges", "MB up", "down", "samples", "seconds", *metrics)
+    for name, result in results.items():
+        row = result.history.rows[-1]
+        table.add_row(
+            name,
+            str(row["round"]),
+            str(row["exchanges"]),
+            f"{row['bytes_up'] / 1e6:.2f}",
+            f"{row['bytes_down'] / 1e6:.2f}",
+            str(row["samples"]),
+            f"{row['seconds']:.2f}",
+            *(f"{row[metric]:.4f}" for metric in metrics),
+        )
+    console.print(table)
+
+
+def _with_spread(row: Mapping[str, Any], name: str, form: str) -> str:
+    mean, spread = row[name], row[f"{name} spread"]
+    if math.isnan(mean):
+        return "never"
+    return f"{mean:{form}} ± {spread:{form}}" if row["seeds"] > 1 else f"{mean:{form}}"
+
+
+def show_comparison(console: Console, comparison: Comparison) -> None:
+    """The table of a comparison: costs to the target, and the metric where all have spent the same."""
+    table, target = comparison.table(), comparison.target
+    if target is not None:
+        console.print(f"\nto {comparison.metric} {target:g} (runs that reached it; mean ± spread over seeds)")
+        shown = _table("method", "exchanges", "megabytes", "seconds", "reached")
+        for row in table.rows:
+            cells = [_with_spread(row, f"{axis} to target", form) for axis, form in _FORMS.items()]
+            shown.add_row(row["method"], *cells, f"{row['reached']} of {row['seeds']}")
+        console.print(shown)
+    at = [f"{comparison.common(axis):.4g} {axis}" for axis in EQUAL]
+    console.print(f"\n{comparison.metric}, in the end and where all have spent the same (mean ± spread over seeds)")
+    shown = _table("method", "final", *at)
+    for row in table.rows:
+        names = [f"final {comparison.metric}", *(f"at equal {axis}" for axis in EQUAL)]
+        shown.add_row(row["method"], *(_with_spread(row, name, ".4f") for name in names))
+    console.print(shown)
+
+
+_FORMS = {"exchanges": ".0f", "megabytes": ".2f", "seconds": ".2f"}
+
+
+def show_tuning(console: Console, label: str, table: Table, gradients: int) -> None:
+    """The grid that a method was tuned on, stage by stage, best last stage first."""
+    rates = [name for name in table.columns if name.startswith("lr.")]
+    metric = table.columns[-1]
+    console.print(f"\n{label}: tuned on validation data with {gradients} gradient evaluations", markup=False)
+    shown = _table("stage", "rounds", *rates, metric, left=0)
+    for row in table.rows:
+        value = "diverged" if math.isnan(row[metric]) else f"{row[metric]:.4f}"
+        shown.add_row(str(row["stage"]), str(row["rounds"]), *(f"{row[name]:.4g}" for name in rates), value)
+    console.print(shown)
+
+
+def show_counts(console: Console, counts: np.ndarray, classes: tuple[str, ...]) -> None:
+    """How a partition divides a dataset: sizes, and classes per client."""
+    sizes, kinds = counts.sum(axis=1), (counts > 0).sum(axis=1)
+    shares = counts / sizes[:, None]
+    table = _table("", "least", "mean", "most")
+    table.add_row("examples of a client", str(sizes.min()), f"{sizes.mean():.1f}", str(sizes.max()))
+    table.add_row("classes of a client", str(kinds.min()), f"{kinds.mean():.1f}", str(kinds.max()))
+    largest = shares.max(axis=1)
+    table.add_row("part of its largest class", *(f"{x:.3f}" for x in (largest.min(), largest.mean(), largest.max())))
+    console.print(table)
+    if len(classes) <= 20:
+        totals = _table("class", "examples")
+        for name, total in zip(classes, counts.sum(axis=0)):
+            totals.add_row(name, str(total))
+        console.print(totals)

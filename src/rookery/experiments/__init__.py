@@ -1,0 +1,1 @@
+"""Experiments: tasks run by methods, kept in folders, resumed, compared and tuned."""

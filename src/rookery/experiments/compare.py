@@ -1,0 +1,216 @@
+"""Comparing methods on one task: at equal exchanges, equal bytes and equal gradient evaluations."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rookery.errors import InputError
+from rookery.experiments.codec import decode, encode
+from rookery.experiments.experiment import CONFIG, Callback, Experiment, launch, resume_folder
+from rookery.experiments.tune import HALVING, Cost, Tuning, probe, tune
+from rookery.runs.files import write_text
+from rookery.runs.table import Table
+
+# What methods are compared by: a column of the history (bytes go both ways), its name, and what one unit is.
+AXES: dict[str, tuple[Callable[[Table], np.ndarray], float]] = {
+    "exchanges": (lambda history: history["exchanges"], 1),
+    "megabytes": (lambda history: history["bytes_up"] + history["bytes_down"], 1e6),
+    "gradients": (lambda history: history["gradients"], 1),
+    "seconds": (lambda history: history["seconds"], 1),
+}
+EQUAL = ("exchanges", "megabytes", "gradients")  # what is made equal; seconds are the machine's
+
+
+def cost(history: Table, axis: str) -> np.ndarray:
+    """What a run had cost at every evaluation."""
+    column, unit = AXES[axis]
+    return column(history) / unit
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Histories of several methods on one task, some seeds each, and what they show."""
+
+    metric: str
+    falling: bool
+    histories: Mapping[str, Sequence[Table]]
+    target: float | None = None
+
+    def spent_to_target(self, history: Table, axis: str) -> float:
+        """What a run had cost when it first reached the target; NaN: it never did."""
+        values = history[self.metric]
+        there = values <= self.target if self.falling else values >= self.target
+        return float(cost(history, axis)[there.argmax()]) if there.any() else math.nan
+
+    def value_at(self, history: Table, axis: str, amount: float) -> float:
+        """The metric of the last evaluation that had cost no more than an amount."""
+        return float(history[self.metric][cost(history, axis) <= amount * (1 + 1e-12)][-1])
+
+    def common(self, axis: str) -> float:
+        """What every run has spent at least: where all can be compared."""
+        return min(float(cost(history, axis)[-1]) for runs in self.histories.values() for history in runs)
+
+    def table(self) -> Table:
+        """One row per method: means over seeds, with the standard deviation beside them.
+
+        `X to target` is what the runs that reached the target had spent by then, `reached` how many did;
+        `at equal X` is the metric where all methods have spent the same X.
+        """
+        table = Table()
+        for name, runs in self.histories.items():
+            row: dict[str, Any] = {"method": name, "seeds": len(runs)}
+            if self.target is not None:
+                for axis in ("exchanges", "megabytes", "seconds"):
+                    spent = np.asarray([self.spent_to_target(history, axis) for history in runs])
+                    _add(row, f"{axis} to target", spent[~np.isnan(spent)])
+                row["reached"] = int(np.sum(~np.isnan(spent)))
+            _add(row, f"final {self.metric}", np.asarray([history[self.metric][-1] for history in runs]))
+            for axis in EQUAL:
+                amount = self.common(axis)
+                values = np.asarray([self.value_at(history, axis, amount) for history in runs])
+                _add(row, f"at equal {axis}", values)
+            table.append(row)
+        return table
+
+    def curves(self, name: str, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A method's mean cost, mean metric and its standard deviation over seeds, at every evaluation."""
+        runs = self.histories[name]
+        length = min(len(history.rows) for history in runs)
+        costs = np.stack([cost(history, axis)[:length] for history in runs])
+        values = np.stack([history[self.metric][:length] for history in runs])
+        return costs.mean(axis=0), values.mean(axis=0), values.std(axis=0)
+
+    def plot(self, path: str | Path, title: str = "") -> Path:
+        """One figure with three axes: the metric against exchanges, megabytes and gradient evaluations."""
+        from rookery.runs.plot import plot_panels
+
+        panels = {axis: {name: self.curves(name, axis) for name in self.histories} for axis in EQUAL}
+        return plot_panels(panels, self.metric, path, title=title, target=self.target)
+
+
+def _add(row: dict[str, Any], name: str, values: np.ndarray) -> None:
+    row[name] = float(values.mean()) if values.size else math.nan
+    row[f"{name} spread"] = float(values.std()) if values.size else math.nan
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A comparison that has been run: what it shows, what tuning found, and the runs' folders."""
+
+    comparison: Comparison
+    tunings: Mapping[str, Tuning]
+    folders: Sequence[Path]
+
+
+def compare(
+    experiments: Mapping[str, Experiment],
+    folder: Path,
+    *,
+    exchanges: int = 200,
+    seeds: int = 3,
+    target: float | None = None,
+    tune_budget: float | None = None,
+    callbacks: Callable[[Path], Iterable[Callback]] | None = None,
+    say: Callable[[str], Any] = lambda text: None,
+) -> Outcome:
+    """Runs every experiment with every seed, for so many exchanges each; a run that is done is not run again.
+
+    Args:
+      experiments: by label; all of one task. Their rounds are set so that they take `exchanges`.
+      folder: where the runs' folders go; one that holds runs of the same comparison is gone on with.
+      seeds: how many: s, s + 1, ... from the seed of the options; each draws its own partition and initial values.
+      target: a value of the main metric whose cost is of interest; runs do not end there.
+      tune_budget: gradient evaluations to tune each method's step sizes with, on validation data; 0: as many as three
+        runs of the most expensive method; None: no tuning.
+      callbacks: as `launch` takes them.
+      say: called with a sentence about what is done.
+    """
+    if not experiments:
+        raise InputError("methods: none was given; at least one is needed")
+    for name, number in {"exchanges": exchanges, "seeds": seeds}.items():
+        if number < 1:
+            raise InputError(f"{name}: {number} was given; at least 1 is needed")
+    costs = {label: probe(experiment) for label, experiment in experiments.items()}
+    rounds = {label: max(1, math.ceil(exchanges / each.exchanges)) for label, each in costs.items()}
+    tunings = _tune_all(experiments, costs, rounds, tune_budget, folder, say)
+    histories: dict[str, list[Table]] = {}
+    folders = []
+    for label, experiment in experiments.items():
+        method = tunings[label].method if label in tunings else experiment.method
+        for number in range(seeds):
+            options = dataclasses.replace(
+                experiment.options,
+                rounds=rounds[label],
+                every=experiment.options.every or max(1, rounds[label] // 100),
+                seed=experiment.options.seed + number,
+                target=None,
+            )
+            cell = dataclasses.replace(experiment, method=method, options=options)
+            place = folder / f"{_slug(label)}-seed{options.seed}"
+            result = run_cell(cell, place, callbacks)
+            if result.status == "interrupted":
+                raise KeyboardInterrupt
+            if result.status == "diverged":
+                say(f"{label}, seed {options.seed}: the run diverged; {result.divergence}")
+            histories.setdefault(label, []).append(result.history)
+            folders.append(place)
+    assembly = next(iter(experiments.values())).assemble()
+    return Outcome(Comparison(assembly.main_metric, assembly.falling, histories, target), tunings, folders)
+
+
+def run_cell(experiment: Experiment, folder: Path, callbacks: Any = None) -> Any:
+    """Runs an experiment into a folder, or goes on with it there; one that has ended gives the result it had."""
+    if not (folder / CONFIG).is_file():
+        return launch(experiment, folder, callbacks)[0]
+    config = json.loads((folder / CONFIG).read_text())
+    wanted = json.loads(json.dumps(experiment.to_json()))
+    different = [key for key, value in wanted.items() if config.get(key) != value]
+    if different:
+        raise InputError(
+            f"out: {str(folder)!r} holds a run with another {', '.join(different)}; give another folder, or the same "
+            "options"
+        )
+    return resume_folder(folder, callbacks)[0]
+
+
+def _tune_all(
+    experiments: Mapping[str, Experiment],
+    costs: Mapping[str, Cost],
+    rounds: Mapping[str, int],
+    budget: float | None,
+    folder: Path,
+    say: Callable[[str], Any],
+) -> dict[str, Tuning]:
+    if budget is None:
+        return {}
+    if not budget:
+        budget = max(3 * costs[label].gradients * max(rounds[label], HALVING[0]) for label in experiments)
+    say(f"tuning: {budget:.4g} gradient evaluations for each method, on validation data")
+    place = lambda label: folder / "tuning" / f"{_slug(label)}.json"
+    return {label: _tune_once(experiment, budget, place(label), say) for label, experiment in experiments.items()}
+
+
+def _tune_once(experiment: Experiment, budget: float, path: Path, say: Callable[[str], Any]) -> Tuning:
+    """Tunes, or takes what was found for the same experiment and budget before."""
+    asked = json.loads(json.dumps(experiment.to_json() | {"budget": budget}))
+    if path.is_file():
+        kept = json.loads(path.read_text())
+        if kept["asked"] == asked:
+            return Tuning(decode(kept["method"]), Table(kept["table"]), kept["gradients"])
+    tuning = tune(experiment, budget, say)
+    found = {"method": encode(tuning.method), "table": tuning.table.rows, "gradients": tuning.gradients}
+    write_text(path, json.dumps({"asked": asked, **found}, indent=1))
+    return tuning
+
+
+def _slug(label: str) -> str:
+    return re.sub(r"[^\w.=-]+", "_", label)

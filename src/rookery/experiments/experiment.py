@@ -1,0 +1,239 @@
+"""An experiment: a task, a method and how to run them; run into a folder, and resumed from it.
+
+Imports tasks, methods and runs; the progress bar only where one is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rookery.data.partitions import parse
+from rookery.errors import InputError
+from rookery.experiments.codec import decode, encode
+from rookery.federation.sampling import All, Uniform
+from rookery.runs.checkpoint import PLAN, Checkpoints
+from rookery.runs.files import write_text
+from rookery.runs.folder import open_folder, versions, write_results
+from rookery.runs.result import Result
+from rookery.runs.run import Interrupted, run
+from rookery.runs.run import resume as resume_run
+from rookery.tasks.base import Assembly
+from rookery.tasks.registry import find_task
+
+CONFIG, CHECKPOINTS = "config.json", "checkpoints"
+
+Callback = Callable[[int, dict], Any]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where and with whom to run."""
+
+    clients: int = 100
+    """Number of clients that the data is divided over."""
+    cohort: int = 10
+    """Clients per round, drawn uniformly without replacement; 0: all of them."""
+    partition: str = "iid"
+    """How the data is divided, such as iid, shards:2 or dirichlet:0.2; rookery list shows all."""
+    batch_size: int | None = None
+    """Examples per minibatch; by default the task's own; 0: all of a client's examples."""
+    seed: int = 0
+    """Seed of the partition, the initial values and the run."""
+    every: int | None = None
+    """Rounds between two evaluations; by default about 50 evaluations in all."""
+    target: float | None = None
+    """End the run when the task's main metric reaches this value."""
+    engine: Literal["local", "eager"] = "local"
+    """local: compiled; eager: client by client, the reference."""
+    precision: Literal["float32", "float64"] = "float32"
+    """Floating-point type of everything."""
+    checkpoint_every: str = "60s"
+    """How often to write where the run stands: rounds (10) or seconds (30s)."""
+    keep: int = 2
+    """How many of the newest checkpoints to keep."""
+
+
+@dataclass(frozen=True)
+class Options(Surroundings):
+    """Where, with whom and how long to run."""
+
+    rounds: int = 200
+    """Rounds to do."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A task and a method by their names on the command line and as they are set, and how to run them."""
+
+    task_name: str
+    task: Any
+    method_name: str
+    method: Any
+    options: Options = Options()
+
+    def assemble(self, tuning: bool = False) -> Assembly:
+        """The task on its clients."""
+        options = self.options
+        if options.clients < 1 or options.cohort < 0:
+            raise InputError(
+                f"clients, cohort: {options.clients}, {options.cohort} were given; clients >= 1, cohort >= 0"
+            )
+        return self.task.assemble(parse(options.partition), options.clients, options.seed, tuning=tuning)
+
+    def arguments(self, assembly: Assembly) -> dict[str, Any]:
+        """What `rk.run` and `rk.sweep` are given, but for the method and the rounds."""
+        options = self.options
+        batch_size = self.task.batch_size if options.batch_size is None else options.batch_size
+        return {
+            "problem": assembly.problem,
+            "clients": assembly.clients,
+            "x": assembly.x,
+            "y": assembly.y,
+            "start": assembly.start,
+            "sampling": Uniform(options.cohort) if options.cohort else All(),
+            "batch_size": batch_size or None,
+            "seed": options.seed,
+            "metrics": assembly.metrics,
+            "stop": assembly.stop(options.target),
+            "engine": options.engine,
+            "precision": options.precision,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that makes the experiment again."""
+        return {
+            "task_name": self.task_name,
+            "task": dataclasses.asdict(self.task),
+            "method_name": self.method_name,
+            "method": encode(self.method),
+            **{field.name: getattr(self.options, field.name) for field in dataclasses.fields(Options)},
+        }
+
+    @classmethod
+    def from_json(cls, config: dict[str, Any]) -> Experiment:
+        """What `to_json` gave."""
+        try:
+            options = Options(**{field.name: config[field.name] for field in dataclasses.fields(Options)})
+            task = find_task(config["task_name"])
+            fields = {key: tuple(item) if isinstance(item, list) else item for key, item in config["task"].items()}
+            method = decode(config["method"])
+            return cls(config["task_name"], task(**fields), config["method_name"], method, options)
+        except (KeyError, TypeError) as error:
+            raise InputError(f"config: it does not describe an experiment of this version: {error}") from None
+
+
+def launch(
+    experiment: Experiment,
+    folder: Path | None = None,
+    callbacks: Callable[[Path], Iterable[Callback]] | None = None,
+) -> tuple[Result, Path]:
+    """Runs an experiment into a folder, also when it is interrupted; gives the result and the folder.
+
+    Args:
+      folder: a new or empty one; None: a new one under runs/, named after time, task and method.
+      callbacks: makes the run's callbacks, from its folder; each is called with (round, history row).
+
+    The folder holds config.json from the beginning, checkpoints/ while the run goes on, and in the end history.csv,
+    sequences.safetensors (the final parameters), result.json and state.safetensors, and plot.png.
+    """
+    assembly = experiment.assemble()
+    config = experiment.to_json() | {"main_metric": assembly.main_metric, "versions": versions()}
+    name = f"{Path(experiment.task_name).stem}_{experiment.method_name}"
+    with open_folder(folder, name) as opened:
+        write_text(opened / CONFIG, json.dumps(config, indent=1))
+        with _discarded_when_refused(opened):
+            result = _go(experiment, assembly, opened, callbacks, resumed=False)
+        _finish(opened, result, experiment, assembly)
+    return result, opened
+
+
+def resume(path: str | Path, problem: Any = None, method: Any = None, clients: Any = None, **options: Any) -> Result:
+    """Goes on with a run that was stopped, as if it never had been: the same numbers, bit for bit.
+
+    Args:
+      path: the folder of a run that the command made; or, with what follows, that of a run's checkpoints.
+      problem, method, clients: what `rk.run` was given, for a run with `checkpoints=`.
+      options: the other arguments it was given (`rounds`, `every` and `checkpoints` are known; `rounds` may be given to
+        go further). What differs from the run is refused.
+
+    A damaged checkpoint is told in a warning, and the one before it is used.
+
+    Returns:
+      A `Result` with the whole history. Of a run that has ended it is the result it had.
+    """
+    if problem is None and method is None and clients is None and not options:
+        return resume_folder(path)[0]
+    return resume_run(path, problem, method, clients, **options)  # type: ignore[arg-type]
+
+
+def resume_folder(
+    folder: str | Path, callbacks: Callable[[Path], Iterable[Callback]] | None = None
+) -> tuple[Result, Path]:
+    """Goes on with the run of a folder that `launch` made, bit for bit; of one that has ended, the result it had."""
+    path = Path(folder)
+    experiment = read_experiment(path)
+    with open_folder(path, "", existing=True):
+        if (path / "result.json").is_file() and not (path / CHECKPOINTS).is_dir():
+            return Result.load(path), path
+        assembly = experiment.assemble()
+        begun = (path / CHECKPOINTS / PLAN).is_file()
+        if not begun:  # stopped before it wrote anything
+            shutil.rmtree(path / CHECKPOINTS, ignore_errors=True)
+        result = _go(experiment, assembly, path, callbacks, resumed=begun)
+        _finish(path, result, experiment, assembly)
+    return result, path
+
+
+def _go(experiment: Experiment, assembly: Assembly, folder: Path, callbacks: Any, resumed: bool) -> Result:
+    """The run itself, until it ends or is interrupted."""
+    options, checkpoints = experiment.options, folder / CHECKPOINTS
+    arguments: dict[str, Any] = experiment.arguments(assembly)
+    arguments["callbacks"] = callbacks(folder) if callbacks else ()
+    try:
+        if resumed:
+            return resume_run(checkpoints, method=experiment.method, **arguments)
+        plan = Checkpoints(checkpoints, options.checkpoint_every, options.keep)
+        return run(
+            method=experiment.method, rounds=options.rounds, every=options.every, checkpoints=plan, **arguments
+        )  # fmt: skip
+    except Interrupted as interrupted:
+        if not interrupted.result.history.rows:
+            raise KeyboardInterrupt from None
+        return interrupted.result
+
+
+def read_experiment(folder: str | Path) -> Experiment:
+    """The experiment of a run's folder."""
+    path = Path(folder) / CONFIG
+    try:
+        config = json.loads(path.read_text())
+    except OSError:
+        raise InputError(f"run: {str(folder)!r} holds no {CONFIG}; the folder of a run is needed") from None
+    except ValueError:
+        raise InputError(f"run: {CONFIG} in {str(folder)!r} is no json; begin the run again") from None
+    return Experiment.from_json(config)
+
+
+@contextlib.contextmanager
+def _discarded_when_refused(folder: Path) -> Iterator[None]:
+    """A run that fails before its first checkpoint leaves nothing."""
+    try:
+        yield
+    except BaseException:
+        if not (folder / CHECKPOINTS).is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _finish(folder: Path, result: Result, experiment: Experiment, assembly: Assembly) -> None:
+    """Writes the results; the checkpoints of a run that has ended are not needed any more."""
+    write_results(folder, result, experiment.method_name, assembly.main_metric)
+    if result.status != "interrupted":
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)

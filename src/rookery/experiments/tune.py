@@ -1,0 +1,132 @@
+"""Tuning step sizes by successive halving, on validation data, with a budget that is the same for every method."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rookery.errors import AdviceWarning, InputError
+from rookery.experiments.experiment import Experiment
+from rookery.federation.rates import Rates
+from rookery.runs.run import run
+from rookery.runs.sweep import sweep
+from rookery.runs.table import Table
+
+# Twelve candidates, the best four of them again for longer, the best two of those: each time a third of the budget.
+HALVING = (12, 4, 2)
+LEADING, FOLLOWING = (1 / 9, 1 / 3, 1.0, 3.0), (1 / 3, 1.0, 3.0)  # times the rate of x, and those of all others
+ALONE = tuple(2.0 ** np.linspace(-5, 4, 12))  # where there is one rate
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one round of an experiment costs."""
+
+    exchanges: float
+    gradients: float
+
+
+def probe(experiment: Experiment, tuning: bool = False) -> Cost:
+    """The cost of a round, measured: three are run, since the first may be special, with rates that move nothing."""
+    arguments: dict[str, Any] = experiment.arguments(experiment.assemble(tuning)) | {"stop": None, "metrics": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AdviceWarning)  # told when the run itself begins
+        history = run(method=_still(experiment.method), rounds=3, every=1, **arguments).history
+    return Cost(*((history[name][-1] - history[name][1]) / 2 for name in ("exchanges", "gradients")))
+
+
+def _still(method: Any) -> Any:
+    """A method with rates so small that it cannot diverge, where they are numbers."""
+    lr = method.lr if isinstance(method.lr, Rates) else Rates(method.lr)
+    if not _are_numbers(lr):
+        return method
+    return dataclasses.replace(method, lr=lr.map(lambda rate: min(float(rate), 1e-6)))
+
+
+def _are_numbers(lr: Rates) -> bool:
+    return all(np.isscalar(rate) and not callable(rate) for rate in lr.entries().values())
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What tuning found: the method with its best rates, every candidate in a table, and what it cost."""
+
+    method: Any
+    table: Table
+    gradients: int
+
+
+def tune(experiment: Experiment, budget: float, say: Callable[[str], Any] = lambda text: None) -> Tuning:
+    """Searches the step sizes of an experiment's method.
+
+    Candidates scale the method's own rates: that of x by 1/9, 1/3, 1, 3 and those of all other sequences together by
+    1/3, 1, 3; a method with one rate has twelve factors from 1/32 to 16. All run side by side in one program; the best
+    four run again for three times as many rounds, and the best two of those for twice as many again.
+
+    Args:
+      budget: gradient evaluations to spend, over all clients and candidates.
+      say: called with a sentence about every stage.
+
+    The metrics are those of the assembly for tuning: validation examples, which are part of no client's data, and
+    never the test set. A candidate that diverges is the worst.
+    """
+    assembly = experiment.assemble(tuning=True)
+    arguments: dict[str, Any] = experiment.arguments(assembly) | {"stop": None, "engine": None}
+    cost = probe(experiment, tuning=True).gradients
+    methods, shown = candidates(experiment.method)
+    table, spent, alive = Table(), 0, list(range(len(methods)))
+    for stage, kept in enumerate(HALVING):
+        rounds = int(budget / len(HALVING) / (kept * cost))
+        if rounds < 1:
+            raise InputError(
+                f"tune budget: {budget:.4g} gradient evaluations were given for {experiment.method_name}, whose round "
+                f"takes {cost:.4g}; at least {math.ceil(len(HALVING) * HALVING[0] * cost)} are needed"
+            )
+        say(f"{experiment.method_name}: {len(alive)} candidates for {rounds} rounds")
+        chosen = {"method": [methods[i] for i in alive]}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AdviceWarning)
+            found = sweep(method=experiment.method, over=chosen, rounds=rounds, every=rounds, **arguments)
+        scores = {}
+        for i, result in zip(alive, found.results):
+            value = float(result.history[assembly.main_metric][-1])
+            failed = result.status == "diverged" or not math.isfinite(value)
+            scores[i] = math.inf if failed else (value if assembly.falling else -value)
+            spent += result.ledger.gradients
+            row = {"method": experiment.method_name, "stage": stage + 1, "rounds": rounds, **shown[i]}
+            table.append(row | {assembly.main_metric: math.nan if failed else value})
+        following = HALVING[stage + 1] if stage + 1 < len(HALVING) else 1
+        alive = sorted(alive, key=lambda i: scores[i])[:following]
+    if math.isinf(scores[alive[0]]):
+        raise InputError(
+            f"tune: every candidate of {experiment.method_name} diverged; give smaller rates to begin with"
+        )
+    return Tuning(methods[alive[0]], table, spent)
+
+
+def candidates(method: Any) -> tuple[list[Any], list[dict[str, float]]]:
+    """Twelve settings of a method's rates, and the rates of each."""
+    lr = method.lr if isinstance(method.lr, Rates) else Rates(method.lr)
+    rates = dict(lr.entries())
+    if not _are_numbers(lr):
+        raise InputError(f"tune: {type(method).__name__} has rates that are no numbers; give numbers to be tuned")
+    own = getattr(method, "client_lr", None)  # of a sequence that stays on its client
+    lead = "x" if "x" in rates else next(iter(rates))
+    several = len(rates) > 1 or own is not None
+    pairs = list(itertools.product(LEADING, FOLLOWING)) if several else [(factor, 1.0) for factor in ALONE]
+    methods, shown = [], []
+    for leading, following in pairs:
+        scaled = {name: float(rate * (leading if name == lead else following)) for name, rate in rates.items()}
+        changes: dict[str, Any] = {"lr": lr.replace(**scaled)}
+        if own is not None:
+            changes["client_lr"] = scaled["client"] = float(own * following)
+        methods.append(dataclasses.replace(method, **changes))
+        shown.append({f"lr.{name}": rate for name, rate in scaled.items()})
+    return methods, shown

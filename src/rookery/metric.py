@@ -1,0 +1,50 @@
+"""Metrics with examples of their own. Imports vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.vectors import Values
+
+Metrics = Callable[[Values], Mapping[str, Any]]
+
+
+class Metric:
+    """A function of the sequences and of arrays, `function(z, **arrays)`, to a dict of scalars.
+
+    The arrays are given to the compiled program, not built into it: two metrics with the same function and arrays of
+    the same shapes share one.
+    """
+
+    def __init__(self, function: Callable[..., Mapping[str, Any]], **arrays: Any):
+        self.function = function
+        self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
+
+    def __call__(self, z: Values) -> Mapping[str, Any]:
+        return self.function(z, **{name: jnp.asarray(array) for name, array in self.arrays.items()})
+
+
+def split(metrics: Metrics) -> tuple[Callable[..., Mapping[str, Any]], dict[str, Any]]:
+    """Metrics as a function, which a program is compiled for, and arrays, which it is given."""
+    return (metrics.function, metrics.arrays) if isinstance(metrics, Metric) else (metrics, {})
+
+
+@partial(jax.jit, static_argnums=0)
+def measure(function: Callable[..., Mapping[str, Any]], values: Values, arrays: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of some sequences."""
+    return dict(function(values, **arrays))
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def measure_lanes(
+    function: Callable[..., Mapping[str, Any]], values: Values, arrays: dict[str, Any], own: bool
+) -> dict[str, Any]:
+    """The metrics of runs side by side, each with arrays of its own or all with the same."""
+    each = lambda values, arrays: dict(function(values, **arrays))
+    return jax.vmap(each, in_axes=(0, 0 if own else None))(values, arrays)

@@ -1,0 +1,152 @@
+"""Comparisons: what is made equal is equal, tuning sees no test set and spends its budget, done runs stay done."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery.cli import main
+from rookery.experiments.compare import Comparison, compare, run_cell
+from rookery.experiments.experiment import Experiment, Options
+from rookery.experiments.tune import candidates, probe, tune
+from rookery.runs.table import Table
+from rookery.tasks import base
+from rookery.tasks.hyperrep import HyperRep
+
+FEW = Options(clients=10, cohort=3)
+
+
+def of(method, name="simfbo"):
+    return Experiment("hyperrep", HyperRep(hidden=4), name, method, FEW)
+
+
+SIMFBO = of(rk.SimFBO(lr=rk.Rates(x=0.2, y=0.2, v=0.2)))
+FEDBIOACC = of(rk.FedBiOAcc(lr=rk.Rates(x=0.2, y=0.2, v=0.2)), "fedbioacc")
+
+
+def history(values, exchanges=1, bytes=100, gradients=10):
+    rows = []
+    for n, value in enumerate(values):
+        row = {"round": n, "exchanges": n * exchanges, "bytes_up": n * bytes, "bytes_down": n * bytes}
+        rows.append(row | {"gradients": n * gradients, "seconds": n * 0.5, "accuracy": value})
+    return Table(rows)
+
+
+def test_costs_to_a_target_and_values_at_equal_costs():
+    slow, quick = history([0.1, 0.4, 0.9, 0.95]), history([0.1, 0.9, 0.8], exchanges=2, bytes=500, gradients=2)
+    never = history([0.1, 0.2, 0.3, 0.4])
+    comparison = Comparison("accuracy", False, {"a": [slow, never], "b": [quick, quick]}, target=0.85)
+    assert (comparison.common("exchanges"), comparison.common("megabytes"), comparison.common("gradients")) == (
+        3,
+        6e-4,
+        4,
+    )
+    a, b = comparison.table().rows
+    assert (a["exchanges to target"], a["reached"], a["seconds to target"]) == (2, 1, 1.0)
+    assert (b["exchanges to target"], b["reached"], b["megabytes to target"]) == (2, 2, 1e-3)
+    assert a["final accuracy"] == pytest.approx((0.95 + 0.4) / 2)
+    assert a["final accuracy spread"] == pytest.approx((0.95 - 0.4) / 2)
+    assert b["at equal exchanges"] == 0.9  # after two exchanges: four would be more than all have had
+    assert b["at equal megabytes"] == 0.1 and a["at equal megabytes"] == pytest.approx((0.95 + 0.4) / 2)
+    assert a["at equal gradients"] == pytest.approx(0.1) and b["at equal gradients"] == 0.8
+    falling = Comparison("accuracy", True, {"a": [slow]}, target=0.05).table().rows[0]
+    assert falling["reached"] == 0 and math.isnan(falling["exchanges to target"])
+
+
+def test_a_probe_measures_a_round_that_is_not_the_first(tmp_path):
+    assert (probe(SIMFBO).exchanges, probe(SIMFBO).gradients) == (1, 3 * 5)
+    first = run_cell(dataclasses.replace(FEDBIOACC, options=dataclasses.replace(FEW, rounds=3)), tmp_path / "a").history
+    assert probe(FEDBIOACC).exchanges == 2
+    assert probe(FEDBIOACC).gradients == first["gradients"][3] - first["gradients"][2] != first["gradients"][1]
+
+
+def test_candidates_scale_the_rates():
+    methods, shown = candidates(SIMFBO.method)
+    assert len(methods) == 12 and pytest.approx(shown[0]) == {"lr.x": 0.2 / 9, "lr.y": 0.2 / 3, "lr.v": 0.2 / 3}
+    assert all(method.lr["y"] == method.lr["v"] for method in methods)
+    alone, _ = candidates(rk.FedAvg(lr=rk.Rates(x=0.1)))
+    assert len({method.lr["x"] for method in alone}) == 12 == len(alone)
+    own, shown = candidates(rk.FedVRAU(lr=rk.Rates(x=0.1), client_lr=3.0))
+    assert {method.client_lr for method in own} == {1.0, 3.0, 9.0} and shown[0]["lr.client"] == 1.0
+    with pytest.raises(rk.InputError, match="tune: SimFBO has rates that are no numbers"):
+        candidates(rk.SimFBO(lr=rk.Rates(lambda round: 0.1)))
+
+
+def test_tuning_spends_the_budget_and_takes_the_best():
+    found = tune(SIMFBO, budget=15 * 72)
+    assert found.gradients == 15 * 72
+    stages = [sum(row["stage"] == stage for row in found.table.rows) for stage in (1, 2, 3)]
+    assert stages == [12, 4, 2]
+    last = [row for row in found.table.rows if row["stage"] == 3]
+    best = max(last, key=lambda row: row["accuracy"])
+    assert found.method.lr["x"] == best["lr.x"] and found.method.lr["v"] == best["lr.v"]
+    with pytest.raises(rk.InputError, match="tune budget: 100 gradient evaluations were given for simfbo, whose round"):
+        tune(SIMFBO, budget=100)
+
+
+def test_tuning_never_sees_the_test_set(monkeypatch):
+    honest = tune(SIMFBO, budget=15 * 72)
+    real = base.find_dataset
+
+    def scrambled(name, tuning=False):
+        dataset = real(name, tuning)
+        if tuning:
+            return dataset
+        return dataclasses.replace(dataset, test={key: np.zeros_like(array) for key, array in dataset.test.items()})
+
+    monkeypatch.setattr("rookery.tasks.hyperrep.find_dataset", scrambled)
+    assert tune(SIMFBO, budget=15 * 72).table.rows == honest.table.rows
+
+
+@pytest.mark.filterwarnings("ignore:the run diverged")
+def test_when_every_candidate_diverges_it_is_said():
+    wild = dataclasses.replace(SIMFBO, method=rk.SimFBO(lr=rk.Rates(1e30)))
+    with pytest.raises(rk.InputError, match="tune: every candidate of simfbo diverged"):
+        tune(wild, budget=15 * 200)
+
+
+def test_a_comparison_is_gone_on_with(tmp_path):
+    calls = []
+    outcome = compare({"a": SIMFBO, "b": FEDBIOACC}, tmp_path, exchanges=8, seeds=2, target=0.2)
+    assert sorted(path.name for path in outcome.folders) == ["a-seed0", "a-seed1", "b-seed0", "b-seed1"]
+    assert outcome.comparison.common("exchanges") >= 8
+    assert [h["exchanges"][-1] for h in outcome.comparison.histories["b"]] == [8, 8]
+    again = compare(
+        {"a": SIMFBO, "b": FEDBIOACC}, tmp_path, exchanges=8, seeds=2, target=0.2,
+        callbacks=lambda folder: [lambda round, row: calls.append(round)],
+    )  # fmt: skip
+    assert (
+        not calls
+        and again.comparison.table().rows[0]["final accuracy"] == outcome.comparison.table().rows[0]["final accuracy"]
+    )
+    other = dataclasses.replace(SIMFBO, options=dataclasses.replace(FEW, partition="shards:2"))
+    with pytest.raises(rk.InputError, match=r"out: .*a-seed0' holds a run with another partition; give another folder"):
+        compare({"a": other}, tmp_path, exchanges=8, seeds=1)
+
+
+def test_cells_of_another_length_are_refused(tmp_path):
+    run_cell(dataclasses.replace(SIMFBO, options=dataclasses.replace(FEW, rounds=2)), tmp_path / "cell")
+    with pytest.raises(rk.InputError, match="holds a run with another rounds"):
+        run_cell(dataclasses.replace(SIMFBO, options=dataclasses.replace(FEW, rounds=3)), tmp_path / "cell")
+
+
+def test_the_command_compares_tunes_and_writes(tmp_path, capsys):
+    small = ["--clients", "10", "--cohort", "3", "--task.hidden", "4", "--exchanges", "10", "--seeds", "2"]
+    command = ["compare", "hyperrep", "simfbo", "simfbo:local-steps=2,lr.x=0.1", *small, "--target", "0.15", "--tune"]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "tuned on validation data with" in shown and "to accuracy 0.15" in shown and "2 of 2" in shown
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert files >= {"comparison.csv", "comparison.png", "report.html", "simfbo-seed0", "simfbo-seed1", "tuning"}
+    assert Table.from_csv(tmp_path / "out" / "comparison.csv")["method"].tolist() == [
+        "simfbo",
+        "simfbo:local-steps=2,lr.x=0.1",
+    ]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 0
+    assert "12 candidates" not in capsys.readouterr().out  # what was found is kept
+    assert main(["report", str(tmp_path / "out"), "-o", str(tmp_path / "page.html")]) == 0
+    assert "<html" in (tmp_path / "page.html").read_text()
