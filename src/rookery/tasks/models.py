@@ -80,8 +80,8 @@ class MLP:
         return _dense_pass(params, image.reshape(-1), len(self.widths) + 1)
 
 
-# The faster form by backend, as `python -m benchmarks.convolution` measured it: 5 to 18 times on a CPU, 1.1 to 3 times on
-# an H200.
+# The faster form by backend, as `python -m benchmarks.convolution` measured it: 5 to 18 times one by one on a CPU, and
+# 1.1 to 3 times under vmap on an H200.
 FASTER: dict[str, Convolution] = {"cpu": "patches", "gpu": "patches"}
 
 
