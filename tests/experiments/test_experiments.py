@@ -126,7 +126,7 @@ def test_a_killed_command_is_resumed_by_the_command(tmp_path, capsys):
 def test_pandas_reads_a_history_in_one_line(tmp_path):
     pandas = pytest.importorskip("pandas")
     result, folder = launch(experiment(), tmp_path / "run")
-    assert pandas.DataFrame(result.history)["accuracy"].tolist() == result.history["accuracy"].tolist()
+    assert pandas.DataFrame(dict(result.history))["accuracy"].tolist() == result.history["accuracy"].tolist()
     assert pandas.read_csv(folder / "history.csv").columns.tolist() == list(result.history)
 
 
