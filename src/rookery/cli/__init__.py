@@ -18,6 +18,7 @@ USAGE = """usage: rookery COMMAND
   rookery resume RUN                       go on with a run that was stopped, bit for bit
   rookery compare TASK METHOD... [options] methods at equal exchanges, bytes and gradient evaluations
   rookery report RUN... -o report.html     one page with the curves, tables and settings of some runs
+  rookery reproduce STUDY [--quick]        a paper's table or figure, with its numbers beside ours
   rookery data NAME [options]              what a dataset holds, and how a partition divides it
   rookery list                             methods, tasks, datasets and partitions
   rookery --version
@@ -50,6 +51,7 @@ COMMANDS: dict[str, Callable[[list[str], Console], int]] = {
     "resume": commands.resume,
     "compare": commands.compare,
     "report": commands.report,
+    "reproduce": commands.reproduce,
     "data": commands.data,
     "list": _list,
 }

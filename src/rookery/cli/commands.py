@@ -13,13 +13,15 @@ from rich.console import Console
 
 from rookery.algorithms.registry import find_method
 from rookery.cli.forms import fill, make_form, parse_method, parse_options
-from rookery.cli.show import show_comparison, show_counts, show_results, show_tuning
+from rookery.cli.show import show_comparison, show_counts, show_results, show_study, show_tuning
 from rookery.data.catalogue import load
 from rookery.data.partitions import class_counts, parse
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError
 from rookery.experiments import compare as comparing
 from rookery.experiments.experiment import CHECKPOINTS, Experiment, Options, Surroundings, launch, read_experiment
 from rookery.experiments.experiment import resume_folder as resume_run
+from rookery.reproduce.registry import find_study
+from rookery.reproduce.registry import reproduce as make_again
 from rookery.runs.files import hold
 from rookery.runs.folder import make_folder
 from rookery.runs.plot import plot_counts
@@ -203,6 +205,38 @@ def report(arguments: list[str], console: Console) -> int:
     options: ReportOptions = fill(make_form(run=ReportOptions), rest, "rookery report RUN...", "One page of runs.").run
     page = write_report(words, options.out, options.title)
     console.print(f"report in {page}", markup=False, soft_wrap=True)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ReproduceOptions:
+    """How much of a study is run, and where its page goes."""
+
+    seeds: int | None = None
+    """How many seeds; by default the study's own number, two with --quick."""
+    quick: bool = False
+    """The small version: built-in data, few rounds, the same code."""
+    out: Path = Path("results")
+    """Folder of the pages; cells that are done are kept in its .cells/ and not run again."""
+    page: bool = False
+    """Run nothing: write the page of the cells that are done."""
+
+
+def reproduce(arguments: list[str], console: Console) -> int:
+    """`rookery reproduce STUDY [options]`."""
+    words = leading_words(arguments)
+    if len(words) != 1:
+        raise InputError("reproduce: the name of one study is needed, as in: rookery reproduce fedvra-table4 --quick")
+    study, form = find_study(words[0]), make_form(run=ReproduceOptions)
+    options: ReproduceOptions = fill(form, arguments[1:], f"rookery reproduce {study.name}", study.title).run
+    say = lambda text: console.print(text, markup=False, soft_wrap=True)
+    try:
+        page, done = make_again(study.name, options.seeds, options.quick, options.out, say, run=not options.page)
+    except KeyboardInterrupt:
+        say(f"interrupted; the same command goes on, and what is done in {options.out} is not run again")
+        return 130
+    show_study(console, study, done, options.quick)
+    say(f"page in {page}")
     return 0
 
 

@@ -14,6 +14,9 @@ from rookery.algorithms.registry import METHODS
 from rookery.data.catalogue import DATASETS
 from rookery.data.partitions import PARTITIONS
 from rookery.experiments.compare import EQUAL, Comparison
+from rookery.reproduce.page import cell_text, rows_of
+from rookery.reproduce.registry import STUDIES
+from rookery.reproduce.study import Done, Study
 from rookery.runs.result import Result
 from rookery.runs.table import Table
 from rookery.tasks.registry import TASKS
@@ -42,7 +45,10 @@ def show_list(console: Console) -> None:
     partitions = _table("partition", "how examples are divided", left=2)
     for name, (_, description) in PARTITIONS.items():
         partitions.add_row(name, description)
-    for table in (methods, tasks, datasets, partitions):
+    studies = _table("study", "what is reproduced", left=2)
+    for study in STUDIES.values():
+        studies.add_row(study.name, study.title)
+    for table in (methods, tasks, datasets, partitions, studies):
         console.print(table)
         console.print()
 
@@ -105,6 +111,21 @@ def show_tuning(console: Console, label: str, table: Table, gradients: int) -> N
         value = "diverged" if math.isnan(row[metric]) else f"{row[metric]:.4f}"
         shown.add_row(str(row["stage"]), str(row["rounds"]), *(f"{row[name]:.4g}" for name in rates), value)
     console.print(shown)
+
+
+def show_study(console: Console, study: Study, done: Mapping[str, Done], quick: bool) -> None:
+    """A study's table: ours with its spread, and the paper's number in brackets."""
+    table = rows_of(study, done, quick)
+    for measure in study.measures:
+        rows = [row for row in table.rows if row["measure"] == measure.name]
+        settings = list(dict.fromkeys(row["setting"] for row in rows))
+        unit = ", %" if measure.percent else ""
+        console.print(f"\n{measure.name}{unit}: ours ± spread (paper)", markup=False)
+        shown = _table("", *settings)
+        for method in dict.fromkeys(row["method"] for row in rows):
+            found = {row["setting"]: row for row in rows if row["method"] == method}
+            shown.add_row(method, *(cell_text(measure, found.get(setting)) for setting in settings))
+        console.print(shown)
 
 
 def show_counts(console: Console, counts: np.ndarray, classes: tuple[str, ...]) -> None:

@@ -1,0 +1,58 @@
+"""The studies by their names on the command line, and what runs one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rookery.errors import InputError, unknown
+from rookery.reproduce.aggitd import TABLE2
+from rookery.reproduce.execute import run_study
+from rookery.reproduce.fedbio import RATES
+from rookery.reproduce.fedmsa import LOSS_TUNING, MCO
+from rookery.reproduce.fedvra import TABLE3, TABLE4
+from rookery.reproduce.page import write_page
+from rookery.reproduce.study import Done, Study
+
+STUDIES: dict[str, Study] = {study.name: study for study in (TABLE2, MCO, LOSS_TUNING, TABLE3, TABLE4, RATES)}
+
+
+def find_study(name: str) -> Study:
+    """A study by its name."""
+    if name not in STUDIES:
+        raise unknown("study", name, STUDIES)
+    return STUDIES[name]
+
+
+def reproduce(
+    name: str,
+    seeds: int | None = None,
+    quick: bool = False,
+    out: str | Path = "results",
+    say: Callable[[str], Any] = print,
+    run: bool = True,
+) -> tuple[Path, dict[str, Done]]:
+    """Runs a study's cells and writes its page.
+
+    Args:
+      name: one of `STUDIES`.
+      seeds: how many; None: the study's own number, two in the small version.
+      quick: the small version, on data that is built in, with few rounds: the same code.
+      out: the folder of the pages; cells that are done are kept in its .cells/ and not run again.
+      say: called with a sentence about what is done.
+      run: whether to run what is not done; otherwise the page is of what is, and names what is missing.
+
+    Returns:
+      The page, and what was done, by the names of the cells.
+    """
+    study = find_study(name)
+    seeds = (2 if quick else study.seeds) if seeds is None else seeds
+    if seeds < 1:
+        raise InputError(f"seeds: {seeds} was given; at least 1 is needed")
+    cells = Path(out) / ".cells" / (f"{name}-quick" if quick else name)
+    done = run_study(study, seeds, quick, cells, say, run)
+    if not done:
+        raise InputError(f"study: no cell of {name} with {seeds} seeds is done under {str(out)!r}; run some first")
+    command = f"rookery reproduce {name} --seeds {seeds}{' --quick' if quick else ''}"
+    return write_page(study, done, Path(out), command, quick), done

@@ -1,0 +1,177 @@
+"""What a study is: cells to run, what is measured in them, and what the paper says of it. Imports experiments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rookery.experiments.experiment import Experiment
+from rookery.runs.table import Table
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number read off a run's history, and when it counts as the paper's.
+
+    Args:
+      name: what tables call it.
+      of: the number; infinite where it was never reached.
+      rising: whether larger is better.
+      tolerance: how much worse than the paper's it may be, in its own unit.
+      factor: how many times worse it may be.
+      percent: whether it is shown in percent.
+    """
+
+    name: str
+    of: Callable[[Table], float]
+    rising: bool = True
+    tolerance: float = 0.0
+    factor: float = 1.0
+    percent: bool = False
+
+    def holds(self, ours: float, paper: float) -> bool:
+        """Whether our number is at least as good as the paper's, or within the tolerance."""
+        if self.rising:
+            return ours >= paper / self.factor - self.tolerance
+        return ours <= paper * self.factor + self.tolerance
+
+    def show(self, value: float) -> str:
+        """The number as a table has it."""
+        if math.isnan(value):
+            return "not given"
+        if math.isinf(value):
+            return "never"
+        return f"{100 * value:.2f}" if self.percent else f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class First:
+    """What a run had spent, in a column of its history, when a metric first reached a level."""
+
+    column: str
+    metric: str
+    level: float
+
+    def __call__(self, history: Table) -> float:
+        there = history[self.metric] >= self.level
+        return float(history[self.column][there.argmax()]) if there.any() else math.inf
+
+
+@dataclass(frozen=True)
+class Last:
+    """A metric at the end of a run, or its mean over the last so many evaluations."""
+
+    metric: str
+    evaluations: int = 1
+
+    def __call__(self, history: Table) -> float:
+        return float(np.mean(history[self.metric][-self.evaluations :]))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One experiment of a study: a row and a column of its table, and the paper's numbers by measure."""
+
+    row: str
+    column: str
+    experiment: Experiment
+    paper: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.row}, {self.column}" if self.column else self.row
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that the paper says of several cells together, and whether it holds here."""
+
+    text: str
+    holds: bool
+    found: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """A cell that has been run: a history per seed, and what made it."""
+
+    cell: Cell
+    histories: Sequence[Table]
+    seconds: float
+    commit: str
+    device: str
+
+    def values(self, measure: Measure) -> np.ndarray:
+        return np.asarray([measure.of(history) for history in self.histories])
+
+
+def mean_and_spread(values: np.ndarray) -> tuple[float, float, int]:
+    """The mean and standard deviation of what is finite, and how many are; never: infinite."""
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return math.inf, math.nan, 0
+    return float(finite.mean()), float(finite.std()), int(finite.size)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or figure of a paper, to be made again.
+
+    Args:
+      name: its name on the command line.
+      title: what it is.
+      source: the paper and the table.
+      settings: what is run, in a paragraph or two of markdown.
+      cells: the experiments; with True the small version, on data that is built in.
+      measures: what is read off each.
+      claims: what the paper says of several cells, checked on what was run.
+      claims_of_parts: whether the claims can be checked when some cells are missing.
+      causes: why a cell misses the paper's number, by its name or part of it.
+      axis, metric: what the figure shows.
+      seeds: how many by default.
+    """
+
+    name: str
+    title: str
+    source: str
+    settings: str
+    cells: Callable[[bool], Sequence[Cell]]
+    measures: tuple[Measure, ...]
+    claims: Callable[[Mapping[str, Done]], Sequence[Claim]] = lambda done: ()
+    claims_of_parts: bool = False
+    causes: Mapping[str, str] = field(default_factory=dict)
+    axis: str = "exchanges"
+    metric: str = "accuracy"
+    seeds: int = 5
+
+
+def fewer(done: Mapping[str, Done], column: str, best: str, others: Sequence[str], measure: Measure) -> list[Claim]:
+    """Claims that one row reaches a level with less than each of some others, spreads apart."""
+    claims = []
+    first = mean_and_spread(done[f"{best}, {column}"].values(measure))
+    for other in (name for name in others if f"{name}, {column}" in done):
+        second = mean_and_spread(done[f"{other}, {column}"].values(measure))
+        apart = first[0] + np.nan_to_num(first[1]) < second[0] - np.nan_to_num(second[1])
+        text = f"{column}: {best} needs less than {other} ({measure.name}), spreads apart"
+        claims.append(Claim(text, bool(apart), f"{_pair(first)} against {_pair(second)}"))
+    return claims
+
+
+def higher(done: Mapping[str, Done], column: str, best: str, others: Sequence[str], measure: Measure) -> list[Claim]:
+    """Claims that one row is above each of some others."""
+    claims = []
+    mean = lambda row: mean_and_spread(done[f"{row}, {column}"].values(measure))
+    for other in (name for name in others if f"{name}, {column}" in done):
+        a, b = mean(best), mean(other)
+        text = f"{column}: {best} is above {other} ({measure.name})"
+        claims.append(Claim(text, a[0] > b[0], f"{_pair(a)} against {_pair(b)}"))
+    return claims
+
+
+def _pair(value: tuple[float, float, int]) -> str:
+    if math.isinf(value[0]):
+        return "never"
+    return f"{value[0]:.4g} ± {value[1]:.2g}"
