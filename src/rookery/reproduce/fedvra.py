@@ -133,7 +133,9 @@ SETTINGS = """
 100 clients, 10 a round, equal sizes, {partition}; learning rate 0.01, minibatches of 50, weight decay 0.001, no
 momentum, 2 local epochs (HLU: 1 to 5, drawn for every client and round), 500 rounds. FedProx mu 0.1; SCAFFOLD server
 step 1; FedDyn alpha 0.1; FedVRA gamma 0.1, d 10, a {a}. {network}
-The accuracy is that of the server's point on the test set, the mean over the last ten rounds.
+The accuracy is that of the server's point on the test set, the mean over the last ten rounds. Inputs are standardised,
+which the paper does not say: it is why we need fewer rounds than the paper (on MNIST with inputs in [0, 1], one seed,
+FedVRA takes 38 and 95 rounds to 90 and 95 %).
 """
 
 MNIST_LEVELS, CIFAR10_LEVELS = (0.90, 0.95, 0.97), (0.50, 0.60, 0.70)
