@@ -188,7 +188,7 @@ def test_help(arguments, capsys):
         (["run", "hyperrep", "simfbo", "--rounds", "0"], "rounds: 0 was given; a whole number of at least 1 is needed"),
         (
             ["run", "hyperrep", "simfbo", "--cohort", "200"],
-            "sampling: a cohort of 200 was given; the population has 100",
+            "cohort: 200 was given for 100 clients; at most that many are allowed",
         ),
         (
             ["run", "hyperrep", "simfbo", "--partition", "dirchlet:1"],
@@ -254,3 +254,48 @@ def test_ctrl_c_leaves_a_valid_folder(tmp_path):
     assert sorted(path.name for path in out.iterdir()) == sorted(["checkpoints", *FILES])
     result = rk.Result.load(out)
     assert result.status == "interrupted" and 0 < result.state.round < 100000000
+
+
+def test_a_narrow_terminal_cuts_no_number(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["run", "hyperrep", "simfbo", *SMALL, "--out", str(tmp_path / "run")]) == 0
+    shown, row = capsys.readouterr().out, rk.Result.load(tmp_path / "run").history.rows[-1]
+    for cell in (
+        "simfbo",
+        str(row["samples"]),
+        f"{row['accuracy']:.4f}",
+        f"{row['loss']:.4f}",
+        f"{row['seconds']:.2f}",
+    ):
+        assert cell in shown
+
+
+def test_a_task_in_a_file_is_resumed_from_anywhere(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = "from dataclasses import dataclass\nfrom rookery.tasks.hyperrep import HyperRep\n\n\n"
+    (tmp_path / "mine.py").write_text(text + '@dataclass(frozen=True)\nclass Mine(HyperRep):\n    """Mine."""\n')
+    assert main(["run", "mine.py:Mine", "simfbo", *SMALL, "--out", "run"]) == 0
+    (tmp_path / "run" / "result.json").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["resume", "../run"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda run: (run / "config.json").write_text("{"), "config.json in"),
+        (lambda run: (run / "result.json").write_text("{"), "the result in"),
+        (lambda run: (run / "state.safetensors").unlink(), "the result in"),
+        (lambda run: _change(run / "config.json", clients="ten"), "it does not describe an experiment"),
+    ],
+)
+def test_damaged_folders_get_a_sentence(damage, sentence, tmp_path, capsys):
+    assert main(["run", "hyperrep", "simfbo", *SMALL, "--out", str(tmp_path / "run")]) == 0
+    damage(tmp_path / "run")
+    assert main(["resume", str(tmp_path / "run")]) == 2
+    assert sentence in capsys.readouterr().err.replace("\n", " ")
+
+
+def _change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))

@@ -177,7 +177,24 @@ def test_a_file_that_was_replaced_is_read_again(tiny_images, monkeypatch):
     assert not np.array_equal(first.train["input"], load("mnist").train["input"])
 
 
-@pytest.mark.parametrize("place", ["data/mnist", "data", "cache/mnist"])
+@pytest.mark.parametrize("which", packed_files(1))
+def test_a_wrong_file_does_not_stay_in_the_cache(tiny_images, which):
+    put(tiny_images / "cache/mnist", {**packed_files(1), which: packed_files(7)[which] + b"\0"})
+    assert "data: 'mnist' is not in ROOKERY_DATA" in sentence("mnist")
+    assert not (tiny_images / "cache/mnist" / which).exists()
+
+
+def test_records_are_checked_by_what_is_inside_a_packed_file(tiny_records, monkeypatch):
+    content = text(30, 24)
+    right = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    monkeypatch.setitem(catalogue.CHECKSUMS, "german", {"german.numer_scale": right})
+    put(tiny_records / "data/libsvm", {"german.numer_scale.xz": PACK[".xz"](content)})
+    assert len(load("german").train["label"])
+    put(tiny_records / "data/libsvm", {"german.numer_scale.xz": PACK[".xz"](content + b"\n")})
+    assert f"{right} is expected and sha256:" in sentence("german")
+
+
+@pytest.mark.parametrize("place", ["data/mnist", "data"])
 @pytest.mark.parametrize("which", packed_files(1))
 def test_a_file_with_a_wrong_checksum_is_refused_and_named(tiny_images, place, which):
     put(tiny_images / place, {**packed_files(1), which: packed_files(7)[which] + b"\0"})
@@ -263,6 +280,7 @@ def text(rows, features, seed=0):
 def tiny_records(home, monkeypatch):
     for name, rows in {"a9a": (10, 6), "w8a": (20, 8), "german": (30,), "magic": (40,)}.items():
         monkeypatch.setitem(catalogue.ROWS, name, rows)
+        monkeypatch.setitem(catalogue.CHECKSUMS, name, {})
     return home
 
 
@@ -278,6 +296,7 @@ def test_records_with_a_test_file(tiny_records, place, packing):
     assert (dataset.train["input"][:, 122] == 1).all() and (dataset.test["input"][:, 121] == 1).all()
 
 
+@pytest.mark.filterwarnings("ignore:w8a. there is no test file")
 def test_records_without_a_test_file_hold_out_a_fifth_of_each_class(tiny_records):
     put(tiny_records / "data/libsvm", {"w8a": text(20, 300), "german.numer_scale": text(30, 24)})
     for name, train, test in (("w8a", 16, 4), ("german", 24, 6)):
@@ -297,6 +316,7 @@ def test_magic_is_standardised(tiny_records):
     np.testing.assert_allclose(np.asarray(dataset.scale(dataset.train["input"])).std(axis=0), 1, rtol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:a9a. there is no test file")
 def test_records_of_another_number_are_refused(tiny_records):
     put(tiny_records / "data/libsvm", {"a9a": text(11, 123), "german.numer_scale": text(30, 25)})
     folder = tiny_records / "data/libsvm"
@@ -478,6 +498,7 @@ def test_real_a9a():
     assert set(np.unique(dataset.train["input"])) == {0, 1}
 
 
+@pytest.mark.filterwarnings("ignore:w8a. there is no test file")
 @needs("libsvm/w8a.xz", "libsvm/german.numer_scale.xz", "libsvm/magic04.data.xz")
 @pytest.mark.parametrize(
     "name, counts, features",

@@ -65,12 +65,13 @@ def test_a_probe_measures_a_round_that_is_not_the_first(tmp_path):
 
 
 def test_candidates_scale_the_rates():
-    methods, shown = candidates(SIMFBO.method)
+    methods, shown, far = candidates(SIMFBO.method)
+    assert far.index(0.0) == 7 and methods[7].lr["x"] == 0.2
     assert len(methods) == 12 and pytest.approx(shown[0]) == {"lr.x": 0.2 / 9, "lr.y": 0.2 / 3, "lr.v": 0.2 / 3}
     assert all(method.lr["y"] == method.lr["v"] for method in methods)
-    alone, _ = candidates(rk.FedAvg(lr=rk.Rates(x=0.1)))
+    alone, _, _ = candidates(rk.FedAvg(lr=rk.Rates(x=0.1)))
     assert len({method.lr["x"] for method in alone}) == 12 == len(alone)
-    own, shown = candidates(rk.FedVRAU(lr=rk.Rates(x=0.1), client_lr=3.0))
+    own, shown, _ = candidates(rk.FedVRAU(lr=rk.Rates(x=0.1), client_lr=3.0))
     assert {method.client_lr for method in own} == {1.0, 3.0, 9.0} and shown[0]["lr.client"] == 1.0
     with pytest.raises(rk.InputError, match="tune: SimFBO has rates that are no numbers"):
         candidates(rk.SimFBO(lr=rk.Rates(lambda round: 0.1)))
@@ -150,3 +151,23 @@ def test_the_command_compares_tunes_and_writes(tmp_path, capsys):
     assert "12 candidates" not in capsys.readouterr().out  # what was found is kept
     assert main(["report", str(tmp_path / "out"), "-o", str(tmp_path / "page.html")]) == 0
     assert "<html" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:the run diverged")
+def test_a_run_that_diverges_spoils_no_comparison(tmp_path):
+    wild = of(rk.SimFBO(lr=rk.Rates(1e30)), "wild")
+    outcome = compare({"a": SIMFBO, "wild": wild}, tmp_path, exchanges=8, seeds=1)
+    a, b = outcome.comparison.table().rows
+    assert (a["diverged"], b["diverged"]) == (0, 1) and outcome.comparison.common("exchanges") == 8
+    assert math.isnan(b["final accuracy"]) and not math.isnan(a["at equal exchanges"])
+
+
+def test_ties_go_to_the_loss_and_then_to_the_methods_own_rates(monkeypatch):
+    class Same(HyperRep):
+        def assemble(self, *arguments, **named):
+            return dataclasses.replace(super().assemble(*arguments, **named), metrics=lambda z: {"accuracy": 0.5})
+
+    found = tune(dataclasses.replace(SIMFBO, task=Same(hidden=4)), budget=15 * 72)
+    assert found.method.lr["x"] == 0.2 and found.method.lr["y"] == 0.2
+    with pytest.raises(rk.InputError, match="tune budget: nan was given; a positive number"):
+        tune(SIMFBO, budget=math.nan)

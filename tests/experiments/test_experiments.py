@@ -84,7 +84,8 @@ def fail_after(round):
 def test_a_run_that_failed_goes_on_bit_for_bit(tmp_path):
     with pytest.raises(Stop):
         launch(experiment(), tmp_path / "run", fail_after(10))
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "config.json"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "config.json", "history.csv"]
+    assert rk.Table.from_csv(tmp_path / "run" / "history.csv")["round"].tolist() == [0, 5, 10]
     result, whole = rk.resume(tmp_path / "run"), launch(experiment(), tmp_path / "whole")[0]
     for a, b in zip(result.state.leaves, whole.state.leaves, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -130,6 +131,18 @@ def test_pandas_reads_a_history_in_one_line(tmp_path):
     assert pandas.read_csv(folder / "history.csv").columns.tolist() == list(result.history)
 
 
+def test_a_comparison_goes_nowhere_else(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["compare", "hyperrep", "simfbo", "--out", str(tmp_path / "file")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    small = ["--clients", "10", "--cohort", "3", "--task.hidden", "4", "--exchanges", "3", "--seeds", "1"]
+    assert main(["compare", "hyperrep", "simfbo", *small, "--out", str(tmp_path / "out")]) == 0
+    assert main(["compare", "hyperrep", "fedbio", *small, "--out", str(tmp_path / "out")]) == 2
+    assert "holds a comparison with other methods" in capsys.readouterr().err.replace("\n", " ")
+    page = str(tmp_path / "page.html")
+    assert main(["report", "-o", page, str(tmp_path / "out")]) == 0 and Path(page).is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -143,7 +156,16 @@ def test_pandas_reads_a_history_in_one_line(tmp_path):
             ["compare", "hyperrep", "simfbo:5"],
             "method: 'simfbo:5' was given; options follow as in simfbo:local-steps=5",
         ),
-        (["compare", "hyperrep", "simfbo:local-stepz=5"], "option: '--method.local-stepz' is not known"),
+        (
+            ["compare", "hyperrep", "simfbo:local-stepz=5"],
+            "method: 'simfbo:local-stepz=5' was given, and in it option: 'local-stepz'",
+        ),
+        (["compare", "hyperrep", "simfbo", "SimFBO"], "compare: a method was given twice"),
+        (["compare", "hyperrep", "simfbo", "--tune-budget", "nan"], "tune budget: nan was given"),
+        (["run", "hyperrep", "simfbo", "more"], "run: 'more' was given after the task and the method"),
+        (["run", "hyperrep", "simfbo", "--target", "nan"], "target: nan was given"),
+        (["run", "hyperrep", "simfbo", "--clients", "1"], "cohort: 10 was given for 1 clients"),
+        (["data", "digits", "--plot", "--out", "a.foo"], "out: 'a.foo' was given; the name of a png is needed"),
         (["compare", "hyperrep", "simfbo", "--seeds", "0"], "seeds: 0 was given; at least 1 is needed"),
         (["report"], "report: the folders of some runs are needed"),
         (["report", "nowhere"], "nowhere"),

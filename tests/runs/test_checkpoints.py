@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,9 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.engines.eager import RemoteClient
 from rookery.runs import checkpoint
+from rookery.runs import run as runs
 from rookery.runs.checkpoint import read_interval
 from rookery.runs.files import hold
 
@@ -221,7 +224,7 @@ def test_two_runs_never_write_the_same_folder(tmp_path):
 
 def test_a_disk_without_space_stops_the_run_before_it_begins(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(rk.StorageError, match=r"checkpoints: 3 of them take .* MiB are free under"):
+    with pytest.raises(rk.StorageError, match=r"checkpoints: 3 of them and the result take .* MiB are free under"):
         survivor.run("local", rk.Checkpoints(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
@@ -281,3 +284,86 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path, undisturbed):
     )
     assert described["round"] == 14
     same(rk.resume(tmp_path / "run", *survivor.problem(), **survivor.options("local")), undisturbed["local"])
+
+
+@pytest.mark.parametrize("exchange", [1, 7, 12])
+def test_ctrl_c_inside_a_round_of_the_eager_engine_leaves_no_half_round(exchange, tmp_path, undisturbed, monkeypatch):
+    real, calls = RemoteClient.receive, 0
+
+    def interrupted(self, *arguments):
+        nonlocal calls
+        calls += 1
+        if calls == 20 + exchange:
+            raise KeyboardInterrupt
+        return real(self, *arguments)
+
+    monkeypatch.setattr(RemoteClient, "receive", interrupted)
+    with pytest.raises(rk.Interrupted):
+        survivor.run("eager", rk.Checkpoints(tmp_path / "run", every=3))
+    monkeypatch.undo()
+    same(rk.resume(tmp_path / "run", *survivor.problem(), **survivor.options("eager")), undisturbed["eager"])
+
+
+@pytest.mark.parametrize("where", ["in the callback", "in the evaluation"])
+def test_ctrl_c_at_an_evaluation_neither_loses_it_nor_the_target(where, tmp_path, monkeypatch):
+    stop = {"size": lambda size: size > 0}  # there at the second evaluation
+    whole = survivor.run("local", stop=stop)
+    assert whole.status == "stopped" and whole.history["round"].tolist() == [0, 7]
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    if where == "in the callback":
+        options = {"callbacks": [lambda round, row: interrupt() if round == 7 else None]}
+    else:
+        options = {}
+        real, calls = runs.evaluate, []
+        second = lambda *a: interrupt() if len(calls) == 1 else (calls.append(1), real(*a))[1]
+        monkeypatch.setattr(runs, "evaluate", lambda *a: second(*a) if len(calls) < 2 else real(*a))
+    with pytest.raises(KeyboardInterrupt):
+        survivor.run("local", rk.Checkpoints(tmp_path / "run", every=1), stop=stop, **options)
+    monkeypatch.undo()
+    same(rk.resume(tmp_path / "run", *survivor.problem(), **survivor.options("local"), stop=stop), whole)
+
+
+def test_what_a_user_keeps_in_the_folder_is_left_alone(tmp_path, undisturbed):
+    stopped(tmp_path / "run")
+    (tmp_path / "run" / ".git").mkdir()
+    (tmp_path / "run" / ".rookery-aside-x").mkdir()
+    same(rk.resume(tmp_path / "run", *survivor.problem(), **survivor.options("local")), undisturbed["local"])
+    assert [path.name for path in (tmp_path / "run").glob(".*")] == [".git"]
+
+
+def half(x, e, factor=1.0):
+    return factor * helper(x, e)
+
+
+def helper(x, e):
+    return 0.5 * (x - e["a"]) ** 2 * ("a" in {"a", "b"})
+
+
+def test_what_a_loss_is_made_of_is_told_apart(tmp_path, monkeypatch):
+    clients, method = rk.federate([{"a": np.array([1.0, 2.0])}]), rk.FedAvg(lr=rk.Rates(0.1))
+    go = lambda loss, **options: rk.resume(tmp_path / "run", rk.Single(loss), method, clients, x=0.0, **options)
+    plan = rk.Checkpoints(tmp_path / "run")
+    rk.run(rk.Single(partial(half, factor=2.0)), method, clients, x=0.0, rounds=2, checkpoints=plan)
+    go(partial(half, factor=2.0))
+    for other in (partial(half, factor=3.0), half):
+        with pytest.raises(rk.InputError, match=r"another (problem|losses)"):
+            go(other)
+    with pytest.raises(rk.InputError, match="another set of metrics"):
+        go(partial(half, factor=2.0), metrics=lambda z: {"x": z.x})
+    monkeypatch.setitem(globals(), "helper", lambda x, e: 0.5 * (x - e["a"]) ** 4)
+    with pytest.raises(rk.InputError, match="another losses"):
+        go(partial(half, factor=2.0))
+
+
+def test_another_augmentation_is_refused(tmp_path):
+    examples = [{"input": np.ones((4, 9), np.uint8)}]
+    loss = rk.Single(lambda x, e: x * np.float32(1) * e["input"].sum())
+    method, augment = rk.FedAvg(lr=rk.Rates(0.01)), rk.data.CropFlip((3, 3, 1), padding=1)
+    options = {"x": 0.0, "batch_size": 2}
+    plan = rk.Checkpoints(tmp_path / "run")
+    rk.run(loss, method, rk.federate(examples, augment=augment), rounds=2, checkpoints=plan, **options)
+    with pytest.raises(rk.InputError, match="another augmentation"):
+        rk.resume(tmp_path / "run", loss, method, rk.federate(examples), **options)

@@ -34,8 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         Console(stderr=True, highlight=False).print(f"rookery: {error}", markup=False, soft_wrap=True)
         return 2
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        said = f"rookery: {what}it cannot be read or written: {error.strerror or error}"
+        Console(stderr=True, highlight=False).print(said, markup=False, soft_wrap=True)
+        return 2
     except KeyboardInterrupt:
-        Console(stderr=True, highlight=False).print("rookery: interrupted before the first round; nothing was written")
+        Console(stderr=True, highlight=False).print("rookery: interrupted")
         return 130
 
 
@@ -60,7 +65,7 @@ COMMANDS: dict[str, Callable[[list[str], Console], int]] = {
 def _dispatch(arguments: list[str], console: Console) -> int:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in ("-h", "--help"):
-        console.print(USAGE, markup=False, end="")
+        console.print(USAGE, markup=False, end="", soft_wrap=True)
         return 0
     if command == "--version":
         console.print(__version__, markup=False)
@@ -68,6 +73,6 @@ def _dispatch(arguments: list[str], console: Console) -> int:
     if command not in COMMANDS:
         raise unknown("command", command, COMMANDS)
     if {"-h", "--help"} & set(rest[:1]):
-        console.print(USAGE, markup=False, end="")
+        console.print(USAGE, markup=False, end="", soft_wrap=True)
         return 0
     return COMMANDS[command](rest, console)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,11 +19,11 @@ from rookery.data.catalogue import load
 from rookery.data.partitions import class_counts, parse
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError
 from rookery.experiments import compare as comparing
-from rookery.experiments.experiment import CHECKPOINTS, Experiment, Options, Surroundings, launch, read_experiment
+from rookery.experiments.experiment import Experiment, Options, Surroundings, has_ended, launch, read_experiment
 from rookery.experiments.experiment import resume_folder as resume_run
 from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
-from rookery.runs.files import hold
+from rookery.runs.files import hold, write_text
 from rookery.runs.folder import make_folder
 from rookery.runs.plot import plot_counts
 from rookery.runs.progress import Bars
@@ -37,8 +38,6 @@ class RunOptions(Options):
 
     out: Path | None = None
     """Folder for the results; by default a new one under runs/."""
-    tensorboard: bool = False
-    """Log the history for TensorBoard too, in the folder's tensorboard/."""
 
 
 def leading_words(arguments: list[str]) -> list[str]:
@@ -56,11 +55,13 @@ def run(arguments: list[str], console: Console) -> int:
     words = leading_words(arguments)
     if len(words) < 2:
         raise InputError("run: a task and a method are needed, as in: rookery run hyperrep simfbo")
-    task_name, method_name = words[:2]
+    if len(words) > 2:
+        raise InputError(f"run: {words[2]!r} was given after the task and the method; options begin with --")
+    task_name, method_name = full_name(words[0]), words[1]
     task, row = find_task(task_name), find_method(method_name)
     parsed = parse_options(task_name, task, row, arguments[2:], RunOptions)
     experiment = Experiment(task_name, parsed.task, row.name, parsed.method, parsed.run)
-    with watched(experiment, console, parsed.run.tensorboard) as callbacks:
+    with watched(experiment, console) as callbacks:
         result, folder = launch(experiment, parsed.run.out, callbacks)
     return _conclude(console, row.name, result, folder)
 
@@ -71,7 +72,7 @@ def resume(arguments: list[str], console: Console) -> int:
         raise InputError("resume: the folder of one run is needed, as in: rookery resume runs/mine")
     folder = Path(arguments[0])
     experiment = read_experiment(folder)
-    if (folder / "result.json").is_file() and not (folder / CHECKPOINTS).is_dir():
+    if has_ended(folder):
         console.print(f"{folder} has ended; there is nothing to go on with", markup=False, soft_wrap=True)
         show_results(console, {experiment.method_name: Result.load(folder)})
         return 0
@@ -80,10 +81,14 @@ def resume(arguments: list[str], console: Console) -> int:
     return _conclude(console, experiment.method_name, result, folder)
 
 
+def full_name(task: str) -> str:
+    """A task's name; of one in a file with the whole path, so that it is found from everywhere."""
+    path, colon, cls = task.rpartition(":")
+    return f"{Path(path).resolve()}:{cls}" if colon and path.endswith(".py") else task
+
+
 @contextlib.contextmanager
-def watched(
-    experiment: Experiment, console: Console, tensorboard: bool = False
-) -> Iterator[Callable[[Path], list[Any]]]:
+def watched(experiment: Experiment, console: Console) -> Iterator[Callable[[Path], list[Any]]]:
     """A progress bar, warnings as sentences, and logging where it is asked for: what makes a run's callbacks."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_sentences(console))
@@ -91,7 +96,7 @@ def watched(
         bar = stack.enter_context(Bars(console)).add(label, experiment.options.rounds)
 
         def callbacks(folder: Path) -> list[Any]:
-            if not tensorboard:
+            if not experiment.options.tensorboard:
                 return [bar]
             from rookery.runs.tensorboard import TensorBoard
 
@@ -128,6 +133,10 @@ def _conclude(console: Console, name: str, result: Result, folder: Path) -> int:
 class CompareOptions(Surroundings):
     """What is compared, where and with whom."""
 
+    target: float | None = None
+    """A value of the task's main metric: what it costs to reach it is shown. Runs do not end there."""
+    every: int | None = None
+    """Rounds between two evaluations; by default about 100 evaluations in all."""
     exchanges: int = 200
     """Exchanges that every method is given."""
     seeds: int = 3
@@ -145,8 +154,8 @@ def compare(arguments: list[str], console: Console) -> int:
     words = leading_words(arguments)
     if len(words) < 2:
         raise InputError("compare: a task and methods are needed, as in: rookery compare hyperrep simfbo fedbioacc")
-    task_name, *labels = words
-    if len(set(labels)) < len(labels):
+    task_name, labels = full_name(words[0]), words[1:]
+    if len({label.lower() for label in labels}) < len(labels):
         raise InputError(f"compare: a method was given twice in {' '.join(labels)}; give each once")
     task = find_task(task_name)
     form = make_form(task=task, run=CompareOptions)
@@ -157,11 +166,17 @@ def compare(arguments: list[str], console: Console) -> int:
     for label in labels:
         method = parse_method(label, task)
         experiments[label] = Experiment(task_name, filled.task, label, method, Options(**shared))
+    comparing.check(options.exchanges, options.seeds, options.tune_budget)
     folder = options.out or make_folder(f"compare_{Path(task_name).stem}")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"out: {str(folder)!r} cannot be written: {error.strerror}") from error
     say = lambda text: console.print(text, markup=False, soft_wrap=True)
     budget = options.tune_budget if options.tune_budget is not None else (0.0 if options.tune else None)
+    asked = {"task": task_name, "methods": labels, "exchanges": options.exchanges, "seeds": options.seeds}
     with hold(folder, "out"), _sentences(console), Bars(console) as bars:
+        _same_comparison(folder / "compare.json", asked)
         try:
             outcome = comparing.compare(
                 experiments,
@@ -186,6 +201,18 @@ def compare(arguments: list[str], console: Console) -> int:
     return 0
 
 
+def _same_comparison(path: Path, asked: dict[str, Any]) -> None:
+    """Refuses the folder of another comparison, whose table and page would be overwritten."""
+    if path.is_file():
+        kept = json.loads(path.read_text())
+        different = [name for name in asked if kept.get(name) != asked[name]]
+        if different:
+            raise InputError(
+                f"out: {str(path.parent)!r} holds a comparison with other {different[0]}; give another folder"
+            )
+    write_text(path, json.dumps(asked))
+
+
 @dataclasses.dataclass(frozen=True)
 class ReportOptions:
     """Where the page goes."""
@@ -198,10 +225,12 @@ class ReportOptions:
 
 def report(arguments: list[str], console: Console) -> int:
     """`rookery report RUN... -o report.html`."""
-    words = leading_words(arguments)
+    arguments = ["--out" if argument == "-o" else argument for argument in arguments]
+    words, rest = [], []
+    for before, argument in zip([""] + arguments, arguments):  # every option takes one word
+        (rest if argument.startswith("--") or before.startswith("--") else words).append(argument)
     if not words:
         raise InputError("report: the folders of some runs are needed, as in: rookery report runs/* -o report.html")
-    rest = ["--out" if argument == "-o" else argument for argument in arguments[len(words) :]]
     options: ReportOptions = fill(make_form(run=ReportOptions), rest, "rookery report RUN...", "One page of runs.").run
     page = write_report(words, options.out, options.title)
     console.print(f"report in {page}", markup=False, soft_wrap=True)
@@ -279,5 +308,7 @@ def data(arguments: list[str], console: Console) -> int:
             plot_counts(counts, dataset.class_names, path, title)
         except OSError as error:
             raise InputError(f"out: {str(path)!r} cannot be written: {error.strerror}") from error
+        except ValueError:
+            raise InputError(f"out: {str(path)!r} was given; the name of a png is needed") from None
         console.print(f"plot in {path}", markup=False, soft_wrap=True)
     return 0

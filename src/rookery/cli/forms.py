@@ -21,14 +21,6 @@ from rookery.federation.steps import Epochs, FixedSteps, RandomSteps
 from rookery.problems.sets import Ball, Box, Simplex
 
 
-def leading_words(arguments: list[str]):
-    """The leading arguments that are no options."""
-    for argument in arguments:
-        if argument.startswith("-"):
-            return
-        yield argument
-
-
 def fill(form: type[Any], arguments: list[str], prog: str, description: str) -> Any:
     """A form filled from the command line. A field named `run` gives options without a prefix."""
     _check_names(arguments, form)
@@ -79,7 +71,10 @@ def parse_method(text: str, task: type[Any]) -> Any:
             raise InputError(f"method: {text!r} was given; options follow as in {name}:local-steps=5,lr.x=0.1")
         arguments += [f"--method.{key.strip()}", value.strip()]
     form = make_form(method=method_form(row, task().rates))
-    return method_from(row, fill(form, arguments, prog=f"rookery compare {text}", description="").method)
+    try:
+        return method_from(row, fill(form, arguments, prog=f"rookery compare {text}", description="").method)
+    except InputError as error:
+        raise InputError(f"method: {text!r} was given, and in it {str(error).replace('--method.', '')}") from None
 
 
 def _check_names(arguments: list[str], form: type[Any]) -> None:

@@ -25,10 +25,14 @@ from rookery.tasks.registry import TASKS
 def _table(*columns: str, left: int = 1) -> RichTable:
     table = RichTable(box=None, pad_edge=False)
     for number, name in enumerate(columns):
-        words = number < left  # numbers are never broken, and the words before them keep some room
-        justify = "left" if words else "right"
-        table.add_column(name, justify=justify, no_wrap=not words, overflow="fold", min_width=10 if words else None)
+        table.add_column(name, justify="left" if number < left else "right", no_wrap=number >= left or left == 1)
     return table
+
+
+def _print(console: Console, table: RichTable) -> None:
+    """A table of numbers in full: where the terminal is narrow its lines are broken there, and nothing is cut off."""
+    needed = console.measure(table, options=console.options.update(width=10_000)).maximum
+    console.print(table, width=max(console.width, needed), crop=False, soft_wrap=True)
 
 
 def show_list(console: Console) -> None:
@@ -54,12 +58,13 @@ def show_list(console: Console) -> None:
 
 
 def show_results(console: Console, results: Mapping[str, Result]) -> None:
-    """A table of how runs ended and what they cost."""
+    """How runs ended: a table of what they cost, and one of their metrics."""
     metrics = next(iter(results.values())).history.metrics
-    table = _table("method", "rounds", "exchanges", "MB up", "down", "samples", "seconds", *metrics)
+    costs = _table("method", "rounds", "exchanges", "MB up", "down", "samples", "seconds")
+    values = _table("method", *metrics)
     for name, result in results.items():
         row = result.history.rows[-1]
-        table.add_row(
+        costs.add_row(
             name,
             str(row["round"]),
             str(row["exchanges"]),
@@ -67,15 +72,17 @@ def show_results(console: Console, results: Mapping[str, Result]) -> None:
             f"{row['bytes_down'] / 1e6:.2f}",
             str(row["samples"]),
             f"{row['seconds']:.2f}",
-            *(f"{row[metric]:.4f}" for metric in metrics),
         )
-    console.print(table)
+        values.add_row(name, *(f"{row[metric]:.4f}" for metric in metrics))
+    _print(console, costs)
+    if metrics:
+        _print(console, values)
 
 
-def _with_spread(row: Mapping[str, Any], name: str, form: str) -> str:
+def _with_spread(row: Mapping[str, Any], name: str, form: str, missing: str) -> str:
     mean, spread = row[name], row[f"{name} spread"]
     if math.isnan(mean):
-        return "never"
+        return missing
     return f"{mean:{form}} ± {spread:{form}}" if row["seeds"] > 1 else f"{mean:{form}}"
 
 
@@ -86,16 +93,17 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
         console.print(f"\nto {comparison.metric} {target:g} (runs that reached it; mean ± spread over seeds)")
         shown = _table("method", "exchanges", "megabytes", "seconds", "reached")
         for row in table.rows:
-            cells = [_with_spread(row, f"{axis} to target", form) for axis, form in _FORMS.items()]
+            cells = [_with_spread(row, f"{axis} to target", form, "never") for axis, form in _FORMS.items()]
             shown.add_row(row["method"], *cells, f"{row['reached']} of {row['seeds']}")
-        console.print(shown)
+        _print(console, shown)
     at = [f"{comparison.common(axis):.4g} {axis}" for axis in EQUAL]
     console.print(f"\n{comparison.metric}, in the end and where all have spent the same (mean ± spread over seeds)")
-    shown = _table("method", "final", *at)
+    shown = _table("method", "final", *at, "diverged")
     for row in table.rows:
         names = [f"final {comparison.metric}", *(f"at equal {axis}" for axis in EQUAL)]
-        shown.add_row(row["method"], *(_with_spread(row, name, ".4f") for name in names))
-    console.print(shown)
+        cells = [_with_spread(row, name, ".4f", "diverged") for name in names]
+        shown.add_row(row["method"], *cells, f"{row['diverged']} of {row['seeds']}" if row["diverged"] else "")
+    _print(console, shown)
 
 
 _FORMS = {"exchanges": ".0f", "megabytes": ".2f", "seconds": ".2f"}
@@ -110,7 +118,7 @@ def show_tuning(console: Console, label: str, table: Table, gradients: int) -> N
     for row in table.rows:
         value = "diverged" if math.isnan(row[metric]) else f"{row[metric]:.4f}"
         shown.add_row(str(row["stage"]), str(row["rounds"]), *(f"{row[name]:.4g}" for name in rates), value)
-    console.print(shown)
+    _print(console, shown)
 
 
 def show_study(console: Console, study: Study, done: Mapping[str, Done], quick: bool) -> None:
@@ -125,7 +133,7 @@ def show_study(console: Console, study: Study, done: Mapping[str, Done], quick: 
         for method in dict.fromkeys(row["method"] for row in rows):
             found = {row["setting"]: row for row in rows if row["method"] == method}
             shown.add_row(method, *(cell_text(measure, found.get(setting)) for setting in settings))
-        console.print(shown)
+        _print(console, shown)
 
 
 def show_counts(console: Console, counts: np.ndarray, classes: tuple[str, ...]) -> None:
@@ -137,9 +145,9 @@ def show_counts(console: Console, counts: np.ndarray, classes: tuple[str, ...]) 
     table.add_row("classes of a client", str(kinds.min()), f"{kinds.mean():.1f}", str(kinds.max()))
     largest = shares.max(axis=1)
     table.add_row("part of its largest class", *(f"{x:.3f}" for x in (largest.min(), largest.mean(), largest.max())))
-    console.print(table)
+    _print(console, table)
     if len(classes) <= 20:
         totals = _table("class", "examples")
         for name, total in zip(classes, counts.sum(axis=0)):
             totals.add_row(name, str(total))
-        console.print(totals)
+        _print(console, totals)

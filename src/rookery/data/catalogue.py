@@ -9,9 +9,11 @@ downloaded into the cache. In either folder it may lie in a folder of its own (`
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from rookery.data import formats
 from rookery.data.datasets import Dataset, breast_cancer, digits, hold_out, standardising, wine
 from rookery.data.download import ChecksumError, DownloadError, checksum_of, fetch
 from rookery.data.inputs import Scale
-from rookery.errors import InputError, unknown
+from rookery.errors import AdviceWarning, InputError, unknown
 
 __all__ = ["DATASETS", "cache_folder", "load"]
 
@@ -62,6 +64,13 @@ CHECKSUMS: dict[str, dict[str, str]] = {
         "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
         "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
     },
+    "a9a": {
+        "a9a": "sha256:7ba53cccb27e2e525f0fb173e1f446d49856e3fb007eb43be4ec6d0f5b3335ca",
+        "a9a.t": "sha256:1f448a153f0320399a7e40836eb207655b0bde0f21fc941cc472193daa9f5de9",
+    },
+    "w8a": {"w8a": "sha256:b464b4f6ce6a5d9e181ffc793e19a04751036273722312398ef7673705014902"},
+    "german": {"german.numer_scale": "sha256:e461161650598fda2988f2a4c3b592634bbcae1c0eec382c94ceda5f30d4dab4"},
+    "magic": {"magic04.data": "sha256:042bcf99730d7e53b60e998fe2f2474b08dcb049672113bf2d79f06d1bfd846c"},
     "cifar10": {
         "cifar-10-python.tar.gz": "md5:c58f30108f718f92721af3b95e74349a",
         "cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530",
@@ -148,8 +157,23 @@ class _Stored:
         """The dataset, from where it is found first."""
         data, cache = _data_folder(), cache_folder()
         source = self._find(data, self.forms + self.lesser) if data else None
-        source = source or self._find(cache, self.forms)
-        return _load(self._checked, source) if source else self._downloaded(data, cache)
+        if source:
+            if len(source) < len(self.forms[0]) and self.lesser:
+                warnings.warn(
+                    f"{self.name}: there is no test file beside {source[0]}; a fifth of it is held out instead, which "
+                    "is not the published test set",
+                    AdviceWarning,
+                    stacklevel=3,
+                )
+            return _load(self._checked, source)
+        source = self._find(cache, self.forms)
+        if source:
+            try:
+                return _load(self._checked, source)
+            except InputError:  # a wrong file does not stay in the cache
+                for path in source:
+                    path.unlink(missing_ok=True)
+        return self._downloaded(data, cache)
 
     def _find(self, root: Path, forms: tuple[tuple[str, ...], ...]) -> tuple[Path, ...] | None:
         """The files of the first form that is there as a whole."""
@@ -192,8 +216,12 @@ class _Stored:
         """The dataset in some files, each of them checked where its checksum is known."""
         known = CHECKSUMS.get(self.name, {})
         for path in paths:
-            expected = known.get(path.name)
-            if expected is not None and (found := checksum_of(path, "md5")) != expected:
+            expected, content = known.get(path.name), path
+            if expected is None and (expected := known.get(_unpacked_name(path))):
+                content = BytesIO(formats.contents(path))  # the checksum is that of the file before it was packed
+            if expected is None:
+                continue
+            if (found := checksum_of(content, expected.partition(":")[0])) != expected:
                 raise ChecksumError(f"{path}: {expected} is expected and {found} was found; remove or replace the file")
         return self.read(*paths)
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
-from io import BufferedRandom, BufferedReader
+from io import BufferedRandom, BufferedReader, BytesIO
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -78,7 +78,7 @@ def fetch(urls: str | Sequence[str], target: str | Path, checksum: str | None = 
     return target
 
 
-def checksum_of(file: str | Path | BufferedReader | BufferedRandom, kind: str) -> str:
+def checksum_of(file: str | Path | BufferedReader | BufferedRandom | BytesIO, kind: str) -> str:
     """The checksum of a file, such as `"md5:..."` for the kind `"md5"`."""
     if isinstance(file, str | Path):
         with open(file, "rb") as opened:

@@ -125,12 +125,15 @@ class EagerSession:
 
     def advance(self, rounds: int) -> Advance:
         for done in range(rounds):
-            state, store, ledger = self.state, list(self.store), self.ledger.copy()
-            self._round()
-            broken = non_finite(self.carry)
+            before = self.state, list(self.store), self.ledger.copy()
+            try:
+                self._round()
+                broken = non_finite(self.carry)
+            except BaseException:  # an interrupt in the middle of a round: there is no half a round
+                self.state, self.store, self.ledger = before
+                raise
             if broken:
-                self.state, self.store = state, store
-                self.ledger.__dict__.update(ledger.__dict__)
+                self.state, self.store, self.ledger = before
                 return Advance(done, broken)
         return Advance(rounds)
 

@@ -120,15 +120,20 @@ class LocalSession:
         before = self.carry
         carry, cost, done, finite = advance(self.program, self.inputs, before, jnp.int32(rounds))
         if bool(finite):
-            self.carry = carry
-            self.ledger.add(cost)
+            self._keep(carry, cost)
             return Advance(int(done))
         # The rounds are a function of the carry, so the last good one is had by going there again: that costs time
         # once in a diverging run, and no copy of the clients' states in all the others.
         good = int(done) - 1
-        self.carry, cost, _, _ = advance(self.program, self.inputs, before, jnp.int32(good))
-        self.ledger.add(cost)
+        kept, cost, _, _ = advance(self.program, self.inputs, before, jnp.int32(good))
+        self._keep(kept, cost)
         return Advance(good, non_finite(carry))
+
+    def _keep(self, carry: Carry, cost: Totals) -> None:
+        """The new carry and what it cost, both or neither: an interrupt may come at any moment."""
+        ledger = self.ledger.copy()
+        ledger.add(cost)
+        self.carry, self.ledger = carry, ledger
 
 
 class _Trace:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from rookery.errors import InputError
 from rookery.experiments.codec import decode, encode
-from rookery.experiments.experiment import CONFIG, Callback, Experiment, launch, resume_folder
+from rookery.experiments.experiment import CONFIG, Callback, Experiment, launch, read_config, resume_folder
 from rookery.experiments.tune import HALVING, Cost, Tuning, probe, tune
 from rookery.runs.files import write_text
 from rookery.runs.table import Table
@@ -44,6 +44,7 @@ class Comparison:
     falling: bool
     histories: Mapping[str, Sequence[Table]]
     target: float | None = None
+    diverged: Mapping[str, Sequence[bool]] = field(default_factory=dict)  # which runs, by method
 
     def spent_to_target(self, history: Table, axis: str) -> float:
         """What a run had cost when it first reached the target; NaN: it never did."""
@@ -55,35 +56,43 @@ class Comparison:
         """The metric of the last evaluation that had cost no more than an amount."""
         return float(history[self.metric][cost(history, axis) <= amount * (1 + 1e-12)][-1])
 
+    def whole(self, name: str) -> list[Table]:
+        """The histories of a method's runs that did not diverge."""
+        runs = self.histories[name]
+        return [history for history, lost in zip(runs, self.diverged.get(name, [False] * len(runs))) if not lost]
+
     def common(self, axis: str) -> float:
-        """What every run has spent at least: where all can be compared."""
-        return min(float(cost(history, axis)[-1]) for runs in self.histories.values() for history in runs)
+        """What every run that did not diverge has spent at least: where they can be compared."""
+        whole = [history for name in self.histories for history in self.whole(name)]
+        return min((float(cost(history, axis)[-1]) for history in whole), default=math.nan)
 
     def table(self) -> Table:
         """One row per method: means over seeds, with the standard deviation beside them.
 
         `X to target` is what the runs that reached the target had spent by then, `reached` how many did;
-        `at equal X` is the metric where all methods have spent the same X.
+        `at equal X` is the metric where all methods have spent the same X. Runs that diverged are counted, and are in
+        no mean.
         """
         table = Table()
         for name, runs in self.histories.items():
-            row: dict[str, Any] = {"method": name, "seeds": len(runs)}
+            whole = self.whole(name)
+            row: dict[str, Any] = {"method": name, "seeds": len(runs), "diverged": len(runs) - len(whole)}
             if self.target is not None:
                 for axis in ("exchanges", "megabytes", "seconds"):
-                    spent = np.asarray([self.spent_to_target(history, axis) for history in runs])
+                    spent = np.asarray([self.spent_to_target(history, axis) for history in whole])
                     _add(row, f"{axis} to target", spent[~np.isnan(spent)])
                 row["reached"] = int(np.sum(~np.isnan(spent)))
-            _add(row, f"final {self.metric}", np.asarray([history[self.metric][-1] for history in runs]))
+            _add(row, f"final {self.metric}", np.asarray([history[self.metric][-1] for history in whole]))
             for axis in EQUAL:
                 amount = self.common(axis)
-                values = np.asarray([self.value_at(history, axis, amount) for history in runs])
+                values = np.asarray([self.value_at(history, axis, amount) for history in whole])
                 _add(row, f"at equal {axis}", values)
             table.append(row)
         return table
 
     def curves(self, name: str, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A method's mean cost, mean metric and its standard deviation over seeds, at every evaluation."""
-        runs = self.histories[name]
+        runs = self.whole(name) or self.histories[name]
         length = min(len(history.rows) for history in runs)
         costs = np.stack([cost(history, axis)[:length] for history in runs])
         values = np.stack([history[self.metric][:length] for history in runs])
@@ -136,13 +145,12 @@ def compare(
     """
     if not experiments:
         raise InputError("methods: none was given; at least one is needed")
-    for name, number in {"exchanges": exchanges, "seeds": seeds}.items():
-        if number < 1:
-            raise InputError(f"{name}: {number} was given; at least 1 is needed")
+    check(exchanges, seeds, tune_budget)
     costs = {label: probe(experiment) for label, experiment in experiments.items()}
     rounds = {label: max(1, math.ceil(exchanges / each.exchanges)) for label, each in costs.items()}
     tunings = _tune_all(experiments, costs, rounds, tune_budget, folder, say)
     histories: dict[str, list[Table]] = {}
+    diverged: dict[str, list[bool]] = {}
     folders = []
     for label, experiment in experiments.items():
         method = tunings[label].method if label in tunings else experiment.method
@@ -162,16 +170,27 @@ def compare(
             if result.status == "diverged":
                 say(f"{label}, seed {options.seed}: the run diverged; {result.divergence}")
             histories.setdefault(label, []).append(result.history)
+            diverged.setdefault(label, []).append(result.status == "diverged")
             folders.append(place)
     assembly = next(iter(experiments.values())).assemble()
-    return Outcome(Comparison(assembly.main_metric, assembly.falling, histories, target), tunings, folders)
+    comparison = Comparison(assembly.main_metric, assembly.falling, histories, target, diverged)
+    return Outcome(comparison, tunings, folders)
+
+
+def check(exchanges: int, seeds: int, tune_budget: float | None) -> None:
+    """Refuses numbers that no comparison can be made with."""
+    for name, number in {"exchanges": exchanges, "seeds": seeds}.items():
+        if number < 1:
+            raise InputError(f"{name}: {number} was given; at least 1 is needed")
+    if tune_budget is not None and not 0 <= tune_budget < math.inf:
+        raise InputError(f"tune budget: {tune_budget} was given; a number of gradient evaluations is needed")
 
 
 def run_cell(experiment: Experiment, folder: Path, callbacks: Any = None) -> Any:
     """Runs an experiment into a folder, or goes on with it there; one that has ended gives the result it had."""
     if not (folder / CONFIG).is_file():
         return launch(experiment, folder, callbacks)[0]
-    config = json.loads((folder / CONFIG).read_text())
+    config = read_config(folder)
     wanted = json.loads(json.dumps(experiment.to_json()))
     different = [key for key, value in wanted.items() if config.get(key) != value]
     if different:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,10 +25,11 @@ from rookery.runs.folder import open_folder, versions, write_results
 from rookery.runs.result import Result
 from rookery.runs.run import Interrupted, run
 from rookery.runs.run import resume as resume_run
+from rookery.runs.table import Table
 from rookery.tasks.base import Assembly
 from rookery.tasks.registry import find_task
 
-CONFIG, CHECKPOINTS = "config.json", "checkpoints"
+CONFIG, CHECKPOINTS, HISTORY = "config.json", "checkpoints", "history.csv"
 
 Callback = Callable[[int, dict], Any]
 
@@ -58,6 +60,8 @@ class Surroundings:
     """How often to write where the run stands: rounds (10) or seconds (30s)."""
     keep: int = 2
     """How many of the newest checkpoints to keep."""
+    tensorboard: bool = False
+    """Log the history for TensorBoard too, in the folder's tensorboard/."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,13 @@ class Experiment:
             raise InputError(
                 f"clients, cohort: {options.clients}, {options.cohort} were given; clients >= 1, cohort >= 0"
             )
+        if options.cohort > options.clients:
+            raise InputError(
+                f"cohort: {options.cohort} was given for {options.clients} clients; at most that many are allowed, and "
+                "0 stands for all of them"
+            )
+        if options.target is not None and not math.isfinite(options.target):
+            raise InputError(f"target: {options.target} was given; a finite number is needed")
         return self.task.assemble(parse(options.partition), options.clients, options.seed, tuning=tuning)
 
     def arguments(self, assembly: Assembly) -> dict[str, Any]:
@@ -121,6 +132,10 @@ class Experiment:
         """What `to_json` gave."""
         try:
             options = Options(**{field.name: config[field.name] for field in dataclasses.fields(Options)})
+            for field in dataclasses.fields(Options):
+                kept = getattr(options, field.name)
+                if field.default is not None and type(kept) is not type(field.default):
+                    raise TypeError(f"{field.name} is {kept!r}")
             task = find_task(config["task_name"])
             fields = {key: tuple(item) if isinstance(item, list) else item for key, item in config["task"].items()}
             method = decode(config["method"])
@@ -143,12 +158,13 @@ def launch(
     The folder holds config.json from the beginning, checkpoints/ while the run goes on, and in the end history.csv,
     sequences.safetensors (the final parameters), result.json and state.safetensors, and plot.png.
     """
-    assembly = experiment.assemble()
-    config = experiment.to_json() | {"main_metric": assembly.main_metric, "versions": versions()}
     name = f"{Path(experiment.task_name).stem}_{experiment.method_name}"
     with open_folder(folder, name) as opened:
-        write_text(opened / CONFIG, json.dumps(config, indent=1))
         with _discarded_when_refused(opened):
+            described = experiment.to_json()
+            assembly = experiment.assemble()
+            told = {"main_metric": assembly.main_metric, "falling": assembly.falling, "versions": versions()}
+            write_text(opened / CONFIG, json.dumps(described | told, indent=1))
             result = _go(experiment, assembly, opened, callbacks, resumed=False)
         _finish(opened, result, experiment, assembly)
     return result, opened
@@ -179,9 +195,9 @@ def resume_folder(
     """Goes on with the run of a folder that `launch` made, bit for bit; of one that has ended, the result it had."""
     path = Path(folder)
     experiment = read_experiment(path)
+    if has_ended(path):
+        return Result.load(path), path
     with open_folder(path, "", existing=True):
-        if (path / "result.json").is_file() and not (path / CHECKPOINTS).is_dir():
-            return Result.load(path), path
         assembly = experiment.assemble()
         begun = (path / CHECKPOINTS / PLAN).is_file()
         if not begun:  # stopped before it wrote anything
@@ -195,7 +211,7 @@ def _go(experiment: Experiment, assembly: Assembly, folder: Path, callbacks: Any
     """The run itself, until it ends or is interrupted."""
     options, checkpoints = experiment.options, folder / CHECKPOINTS
     arguments: dict[str, Any] = experiment.arguments(assembly)
-    arguments["callbacks"] = callbacks(folder) if callbacks else ()
+    arguments["callbacks"] = [_kept_history(folder), *(callbacks(folder) if callbacks else ())]
     try:
         if resumed:
             return resume_run(checkpoints, method=experiment.method, **arguments)
@@ -204,30 +220,53 @@ def _go(experiment: Experiment, assembly: Assembly, folder: Path, callbacks: Any
             method=experiment.method, rounds=options.rounds, every=options.every, checkpoints=plan, **arguments
         )  # fmt: skip
     except Interrupted as interrupted:
-        if not interrupted.result.history.rows:
+        if not interrupted.result.history.rows or (not resumed and not interrupted.result.state.round):
             raise KeyboardInterrupt from None
         return interrupted.result
 
 
-def read_experiment(folder: str | Path) -> Experiment:
-    """The experiment of a run's folder."""
+def has_ended(folder: Path) -> bool:
+    """Whether a run's folder holds its results, and nothing to go on from."""
+    return (folder / "result.json").is_file() and not (folder / CHECKPOINTS).is_dir()
+
+
+def _kept_history(folder: Path) -> Callback:
+    """Keeps history.csv up to date while a run goes on, so that it can be looked at."""
+    path = folder / HISTORY
+
+    def keep(round: int, row: dict) -> None:
+        before = [old for old in Table.from_csv(path).rows if old["round"] < round] if path.is_file() else []
+        Table([*before, row]).to_csv(path)
+
+    return keep
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """What a run's folder says of the run."""
     path = Path(folder) / CONFIG
     try:
         config = json.loads(path.read_text())
     except OSError:
         raise InputError(f"run: {str(folder)!r} holds no {CONFIG}; the folder of a run is needed") from None
     except ValueError:
-        raise InputError(f"run: {CONFIG} in {str(folder)!r} is no json; begin the run again") from None
-    return Experiment.from_json(config)
+        config = None
+    if not isinstance(config, dict):
+        raise InputError(f"run: {CONFIG} in {str(folder)!r} is damaged; begin the run again")
+    return config
+
+
+def read_experiment(folder: str | Path) -> Experiment:
+    """The experiment of a run's folder."""
+    return Experiment.from_json(read_config(folder))
 
 
 @contextlib.contextmanager
 def _discarded_when_refused(folder: Path) -> Iterator[None]:
-    """A run that fails before its first checkpoint leaves nothing."""
+    """A run that fails before it has done a round leaves nothing."""
     try:
         yield
-    except BaseException:
-        if not (folder / CHECKPOINTS).is_dir():
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or not (folder / CHECKPOINTS).is_dir():
             shutil.rmtree(folder, ignore_errors=True)
         raise
 

@@ -68,19 +68,22 @@ def tune(experiment: Experiment, budget: float, say: Callable[[str], Any] = lamb
 
     Candidates scale the method's own rates: that of x by 1/9, 1/3, 1, 3 and those of all other sequences together by
     1/3, 1, 3; a method with one rate has twelve factors from 1/32 to 16. All run side by side in one program; the best
-    four run again for three times as many rounds, and the best two of those for twice as many again.
+    four run again, from the start, for three times as many rounds, and the best two of those for twice as many again.
+    Ties are broken by the loss, where the task has one, and then in favour of the method's own rates.
 
     Args:
-      budget: gradient evaluations to spend, over all clients and candidates.
+      budget: gradient evaluations to spend at most, over all clients and candidates.
       say: called with a sentence about every stage.
 
     The metrics are those of the assembly for tuning: validation examples, which are part of no client's data, and
     never the test set. A candidate that diverges is the worst.
     """
+    if not 0 < budget < math.inf:
+        raise InputError(f"tune budget: {budget} was given; a positive number of gradient evaluations is needed")
     assembly = experiment.assemble(tuning=True)
     arguments: dict[str, Any] = experiment.arguments(assembly) | {"stop": None, "engine": None}
     cost = probe(experiment, tuning=True).gradients
-    methods, shown = candidates(experiment.method)
+    methods, shown, far = candidates(experiment.method)
     table, spent, alive = Table(), 0, list(range(len(methods)))
     for stage, kept in enumerate(HALVING):
         rounds = int(budget / len(HALVING) / (kept * cost))
@@ -98,21 +101,22 @@ def tune(experiment: Experiment, budget: float, say: Callable[[str], Any] = lamb
         for i, result in zip(alive, found.results):
             value = float(result.history[assembly.main_metric][-1])
             failed = result.status == "diverged" or not math.isfinite(value)
-            scores[i] = math.inf if failed else (value if assembly.falling else -value)
+            loss = float(result.history["loss"][-1]) if "loss" in result.history else 0.0
+            scores[i] = (math.inf if failed else (value if assembly.falling else -value), loss, far[i])
             spent += result.ledger.gradients
             row = {"method": experiment.method_name, "stage": stage + 1, "rounds": rounds, **shown[i]}
             table.append(row | {assembly.main_metric: math.nan if failed else value})
         following = HALVING[stage + 1] if stage + 1 < len(HALVING) else 1
         alive = sorted(alive, key=lambda i: scores[i])[:following]
-    if math.isinf(scores[alive[0]]):
+    if math.isinf(scores[alive[0]][0]):
         raise InputError(
             f"tune: every candidate of {experiment.method_name} diverged; give smaller rates to begin with"
         )
     return Tuning(methods[alive[0]], table, spent)
 
 
-def candidates(method: Any) -> tuple[list[Any], list[dict[str, float]]]:
-    """Twelve settings of a method's rates, and the rates of each."""
+def candidates(method: Any) -> tuple[list[Any], list[dict[str, float]], list[float]]:
+    """Twelve settings of a method's rates, the rates of each, and how far they are from the method's own."""
     lr = method.lr if isinstance(method.lr, Rates) else Rates(method.lr)
     rates = dict(lr.entries())
     if not _are_numbers(lr):
@@ -129,4 +133,4 @@ def candidates(method: Any) -> tuple[list[Any], list[dict[str, float]]]:
             changes["client_lr"] = scaled["client"] = float(own * following)
         methods.append(dataclasses.replace(method, **changes))
         shown.append({f"lr.{name}": rate for name, rate in scaled.items()})
-    return methods, shown
+    return methods, shown, [abs(math.log(leading)) + abs(math.log(following)) for leading, following in pairs]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
@@ -131,6 +132,12 @@ class Checkpoint:
     state: RunState
     history: Table
     status: str | None = None
+    made_with: str = ""
+
+
+def made_with() -> str:
+    """What the bits of a run depend on besides its own numbers."""
+    return f"jax {jax.__version__} on {jax.devices()[0].device_kind}"
 
 
 class Saver:
@@ -156,12 +163,12 @@ class Saver:
 
     def check_space(self, state: RunState) -> None:
         """Refuses a disk on which what is kept will not fit, before any time is spent."""
-        needed = (self.keep + 1) * sum(leaf.nbytes for leaf in state.leaves) + SLACK
+        needed = (self.keep + 2) * sum(leaf.nbytes for leaf in state.leaves) + SLACK
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             raise StorageError(
-                f"checkpoints: {self.keep + 1} of them take {needed / 2**20:.1f} MiB, and {free / 2**20:.1f} MiB are "
-                f"free under {str(self.folder)!r}; free some space or keep fewer"
+                f"checkpoints: {self.keep + 1} of them and the result take {needed / 2**20:.1f} MiB, and "
+                f"{free / 2**20:.1f} MiB are free under {str(self.folder)!r}; free some space or keep fewer"
             )
 
     def save(self, state: RunState, history: Table, status: str | None = None) -> None:
@@ -173,6 +180,7 @@ class Saver:
             "version": __version__,
             "status": status,
             "fingerprint": self.fingerprint,
+            "made_with": made_with(),
             **state.describe(),
             "history": {"columns": history.columns, "rows": history.rows},
         }
@@ -203,18 +211,28 @@ def newest(folder: Path, fingerprint: Mapping[str, str]) -> Checkpoint | None:
     A damaged one is named in a warning, and the one before it is taken. One of another run is refused.
     """
     remove_leftovers(folder)
-    found = _found(folder)
+    found, damaged = _found(folder), []
     for path in found:
         try:
             checkpoint, stored = _read(path)
         except _Damaged as damage:
             warnings.warn(f"the checkpoint {path.name} is damaged: {damage}; the one before is used", AdviceWarning, 2)
+            damaged.append(path)
             continue
+        if checkpoint.made_with != made_with():
+            warnings.warn(
+                f"the checkpoint {path.name} was made with {checkpoint.made_with} and goes on with {made_with()}, so "
+                "not bit for bit",
+                AdviceWarning,
+                2,
+            )
         if (part := difference(stored, fingerprint)) is not None:
             raise InputError(
                 f"path: the checkpoint {path.name} in {str(folder)!r} is of a run with another {part}; give what that "
                 "run was given"
             )
+        for path in damaged:  # so that it does not count as one of those that are kept
+            remove_folder(path)
         return checkpoint
     if found:
         raise InputError(f"path: all checkpoints in {str(folder)!r} are damaged; begin the run again in a new folder")
@@ -233,19 +251,19 @@ def _found(folder: Path) -> list[Path]:
 def _read(path: Path) -> tuple[Checkpoint, dict[str, str]]:
     try:
         outer = json.loads((path / DESCRIPTION).read_text())
-        text, content = outer["content"], json.loads(outer["content"])
-        state = (path / STATE).read_bytes()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        text, expected, state = outer["content"], outer["checksum"], (path / STATE).read_bytes()
+        if expected != _checksum(text.encode()):
+            raise _Damaged(f"{DESCRIPTION} does not match its checksum")
+        content = json.loads(text)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _Damaged(f"{DESCRIPTION} or {STATE} cannot be read: {type(error).__name__}") from None
-    if outer["checksum"] != _checksum(text.encode()):
-        raise _Damaged(f"{DESCRIPTION} does not match its checksum")
     _check_version(path, content)
     if content[STATE] != _checksum(state):
         raise _Damaged(f"{STATE} does not match its checksum")
     history = Table(content["history"]["rows"])
     history.columns = list(content["history"]["columns"])
     run = RunState.rebuild(safetensors.load(state), content)
-    return Checkpoint(run, history, content["status"]), content["fingerprint"]
+    return Checkpoint(run, history, content["status"], content["made_with"]), content["fingerprint"]
 
 
 def _check_version(path: Path, content: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import IO, Any
 from rookery.errors import InputError
 
 LOCK = ".lock"
+ASIDE = ".rookery-aside-"  # how everything that is being written begins
 
 
 def write_folder(path: str | Path, write: Callable[[Path], Any]) -> Path:
@@ -21,7 +22,7 @@ def write_folder(path: str | Path, write: Callable[[Path], Any]) -> Path:
     refuse_used(target, "path")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=target.parent))
     except OSError as error:
         raise InputError(f"path: {str(path)!r} cannot be written: {error.strerror}") from error
     try:
@@ -40,7 +41,7 @@ def write_folder(path: str | Path, write: Callable[[Path], Any]) -> Path:
 
 def fill_folder(folder: Path, write: Callable[[Path], Any], last: str) -> None:
     """Puts files into a folder that is there: written aside and synced, then moved in one by one, `last` at the end."""
-    aside = Path(tempfile.mkdtemp(prefix=".aside.", dir=folder))
+    aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=folder))
     try:
         write(aside)
         _sync_all(aside)
@@ -59,7 +60,7 @@ def write_text(path: Path, text: str) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Removes a folder so that no half of it is ever seen under its name."""
-    aside = Path(tempfile.mkdtemp(prefix=".aside.", dir=folder.parent))
+    aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=folder.parent))
     with contextlib.suppress(OSError):
         os.replace(folder, aside / folder.name)
     shutil.rmtree(aside, ignore_errors=True)
@@ -67,7 +68,7 @@ def remove_folder(folder: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Removes what writers that were killed have left aside."""
-    for path in folder.glob(".*"):
+    for path in folder.glob(f"{ASIDE}*"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,8 +17,8 @@ from rookery.engines.base import Setup
 from rookery.vectors import Tree
 
 
-def fingerprint(setup: Setup) -> dict[str, str]:
-    """Digests of a run's parts, by what a person calls them."""
+def fingerprint(setup: Setup, metrics: Sequence[str] = ()) -> dict[str, str]:
+    """Digests of a run's parts, by what a person calls them; of its metrics the names."""
     setting, inputs = setup.setting, setup.inputs
     return {
         "precision": setting.precision,  # before what is held in it
@@ -31,8 +32,10 @@ def fingerprint(setup: Setup) -> dict[str, str]:
             repr({name: sorted(_shapes(level.rows)) for name, level in inputs.levels.items()}),
             (dict(inputs.levels), inputs.weights),
         ),
+        "augmentation": _digest(_describe(setting.augment, code=True)),
         "seed": _digest("", jax.random.key_data(inputs.key)),
         "initial values": _digest(repr(jax.tree.structure(setup.carry)), setup.carry),
+        "set of metrics": ", ".join(metrics),
     }
 
 
@@ -60,28 +63,51 @@ def _shapes(rows: Tree) -> list[str]:
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(rows)[0]]
 
 
-def _describe(value: Any, code: bool) -> str:
+def _describe(value: Any, code: bool, seen: frozenset[int] = frozenset()) -> str:
     """A text that is equal for equal things in every process: functions by name, or by their code."""
+    inside = lambda item: _describe(item, code, seen | {id(value)})
+    if id(value) in seen:  # a function that calls itself
+        return "..."
     if isinstance(value, types.FunctionType):
-        if not code:
-            return value.__qualname__  # not its module, which is another one when the file is run as a script
-        held = [_describe(cell.cell_contents, code) for cell in value.__closure__ or () if _has_content(cell)]
-        return _code(value.__code__) + repr(value.__defaults__) + repr(held)
+        return _describe_function(value, inside) if code else value.__qualname__
+    if isinstance(value, functools.partial):
+        return f"partial({inside(value.func)}, {inside(value.args)}, {inside(value.keywords)})"
     if isinstance(value, np.ndarray | jax.Array):
         return _digest("", value)
     if isinstance(value, Mapping):
-        return repr({str(key): _describe(item, code) for key, item in value.items()})
+        return repr({str(key): inside(item) for key, item in value.items()})
+    if isinstance(value, set | frozenset):
+        return repr(sorted(inside(item) for item in value))
     if isinstance(value, tuple | list):
-        return repr([_describe(item, code) for item in value])
-    name = type(value).__qualname__
+        return repr([inside(item) for item in value])
+    name = type(value).__qualname__  # not its module, which is another one when the file is run as a script
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: _describe(getattr(value, field.name), code) for field in dataclasses.fields(value)}
-        # Functions that are written alike are told apart by what their class does with them.
+        fields = {field.name: inside(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        # Classes with the same fields are told apart by what they do with them.
         call = vars(type(value)).get("__call__")
-        return f"{name}({fields}{_code(call.__code__) if code and isinstance(call, types.FunctionType) else ''})"
-    if isinstance(value, int | float | str | bool | type(None)):
+        return f"{name}({fields}{inside(call) if code and isinstance(call, types.FunctionType) else ''})"
+    if isinstance(value, int | float | str | bytes | bool | type(None)):
         return repr(value)
     return getattr(value, "__qualname__", name)
+
+
+def _describe_function(function: types.FunctionType, inside: Callable[[Any], str]) -> str:
+    """The code of a function, what it closes over, its defaults, and what it uses of its own module."""
+    held = [inside(cell.cell_contents) for cell in function.__closure__ or () if _has_content(cell)]
+    own = {}
+    for name in sorted(_names(function.__code__)):
+        used = function.__globals__.get(name)
+        if (isinstance(used, types.FunctionType) and used.__module__ == function.__module__) or isinstance(
+            used, int | float | str | tuple | np.ndarray
+        ):
+            own[name] = inside(used)
+    defaults = inside([function.__defaults__, function.__kwdefaults__])
+    return repr((_code(function.__code__, inside), held, defaults, own))
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return set(code.co_names).union(*inner)
 
 
 def _has_content(cell: types.CellType) -> bool:
@@ -91,6 +117,6 @@ def _has_content(cell: types.CellType) -> bool:
         return False
 
 
-def _code(code: types.CodeType) -> str:
-    constants = [_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+def _code(code: types.CodeType, inside: Callable[[Any], str]) -> str:
+    constants = [_code(c, inside) if isinstance(c, types.CodeType) else inside(c) for c in code.co_consts]
     return repr((code.co_code, code.co_names, code.co_varnames, constants))

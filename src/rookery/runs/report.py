@@ -166,8 +166,11 @@ def _status(result: dict[str, Any]) -> str:
     return f"{status} in round {divergence['round']}" if isinstance(divergence, dict) else status
 
 
-def falling(metric: str) -> bool:
-    """Whether a metric is better when it is lower, going by its name."""
+def falling(metric: str, runs: Sequence[Recorded] = ()) -> bool:
+    """Whether a metric is better when it is lower: as the runs say of their main one, else going by its name."""
+    for run in runs:
+        if run.config.get("main_metric") == metric and "falling" in run.config:
+            return bool(run.config["falling"])
     return re.split(r"[\W_]+", metric.lower())[-1] in FALLING
 
 
@@ -183,7 +186,7 @@ def describe(runs: Sequence[Recorded], title: str | None = None) -> dict[str, An
         "made": time.strftime("%Y-%m-%d %H:%M %z"),
         "version": __version__,
         "axes": [axis for axis in AXES if any(run.cost(axis) is not None for run in runs)],
-        "metrics": [{"name": metric, "falling": falling(metric)} for metric in metrics],
+        "metrics": [{"name": metric, "falling": falling(metric, runs)} for metric in metrics],
         "groups": [
             {"label": label, "runs": group} for label, group in zip(_labels(groups, runs, tables, names), groups)
         ],
@@ -301,7 +304,7 @@ def _run(run: Recorded, name: str, group: int, metrics: list[str]) -> dict[str, 
         "planned": rounds if isinstance(rounds, int) else None,
         "totals": {name: _last_of(run.columns[name]) for name in run.columns if name not in own},
         "final": {metric: _last_of(own.get(metric, [])) for metric in metrics},
-        "best": {m: (min if falling(m) else max)(values) if values else None for m, values in known.items()},
+        "best": {m: (min if falling(m, [run]) else max)(values) if values else None for m, values in known.items()},
         "costs": {axis: [column[i] for i in shown] for axis, column in costs.items()},
         "metrics": {metric: [column[i] for i in shown] for metric, column in own.items()},
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from rookery.engines.base import Carry
@@ -134,12 +135,16 @@ class Result:
         folder = Path(path)
         if not (folder / "result.json").is_file():
             raise InputError(f"path: {str(path)!r} holds no result; a folder written by Result.save is needed")
-        description = json.loads((folder / "result.json").read_text())
+        try:
+            description = json.loads((folder / "result.json").read_text())
+            arrays = safetensors.load_file(folder / "sequences.safetensors")
+            stored = safetensors.load_file(folder / "state.safetensors")
+        except (OSError, ValueError, SafetensorError) as error:
+            raise InputError(f"path: the result in {str(path)!r} is damaged: {error}") from None
         if description["format"] != FORMAT:
             raise InputError(f"path: {str(path)!r} is of format {description['format']}; this version reads {FORMAT}")
-        arrays = safetensors.load_file(folder / "sequences.safetensors")
         sequences = Values({name: rebuild(node, arrays) for name, node in description["sequences"].items()})
-        state = RunState.rebuild(safetensors.load_file(folder / "state.safetensors"), description)
+        state = RunState.rebuild(stored, description)
         divergence = description["divergence"]
         return cls(
             sequences=sequences,

@@ -110,13 +110,13 @@ def run(
             precision=precision,
         )
         setup, ledger, seconds = _resume(setup, state)
-        check_metrics(metrics, stop, setup.carry)
+        names = check_metrics(metrics, stop, setup.carry)
         engine = find_engine(engine)
         first = int(setup.carry.state.round)
         saver, previous = None, None
         if checkpoints is not None:
             asked = {"rounds": rounds, "every": every}
-            saver, previous = stack.enter_context(open_checkpoints(checkpoints, fingerprint(setup), asked))
+            saver, previous = stack.enter_context(open_checkpoints(checkpoints, fingerprint(setup, names), asked))
         if previous is not None:
             setup, ledger, seconds = _resume(setup, previous.state)
         session = engine.open(setup, ledger)
@@ -176,33 +176,32 @@ class _Loop:
         end = self.first + rounds
         if ended is not None and (self.round >= end or ended == "stopped"):
             return self.result(ended, None)
-        status, divergence, reached = "done", None, False
+        status, divergence = "done", None
         try:
+            if self.saver is not None:
+                self.saver.check_space(self.state())
             begun = time.perf_counter()
             self.session.advance(0)  # compiles, so that the seconds of the history are those of rounds
             self.compile_seconds = time.perf_counter() - begun
-            if not self.history.rows:
-                reached = self.record()
-            if self.saver is not None and self.saver.last is None:
-                self.saver.check_space(self.state())
-                self.save()
-            while self.round < end and not reached and divergence is None:
+            there = self.take_up(every, end)
+            self.save()
+            while self.round < end and not there and divergence is None:
                 evaluation = min(self.round + every - (self.round - self.first) % every, end)
                 pause = evaluation if self.saver is None else int(min(evaluation, self.saver.next(self.round)))
                 divergence = self.advance(min(pause - self.round, self.at_once))
                 if self.round == evaluation or (divergence is not None and self.history["round"][-1] != self.round):
-                    reached = self.record()
+                    there = self.record()
                 if divergence is None and self.saver is not None and self.saver.due(self.round):
                     self.save()
             if divergence is not None:
                 status = "diverged"
                 warnings.warn(f"the run diverged: {divergence}", DivergenceWarning, stacklevel=4)
             else:
-                status = "stopped" if reached and self.round < end else "done"
+                status = "stopped" if there and self.round < end else "done"
                 self.save(status)
         except KeyboardInterrupt:
             self.save()
-            raise Interrupted(self.result("interrupted", None)) from None
+            raise Interrupted(self.interrupted()) from None
         except StorageError as error:
             error.result = self.result("interrupted", None)
             raise
@@ -221,12 +220,27 @@ class _Loop:
             self.at_once = max(1, self.at_once // 2)
         return Divergence(self.round + 1, done.broken) if done.broken else None
 
+    def take_up(self, every: int, end: int) -> bool:
+        """Where a run begins or goes on: evaluates where that is due and not done; says whether a target is there."""
+        last = self.history.rows[-1] if self.history.rows else None
+        due = (self.round - self.first) % every == 0 or self.round == end
+        if last is None or (due and last["round"] != self.round):
+            return self.record()
+        return last["round"] == self.round and reached(self.stop, last)
+
+    def interrupted(self) -> Result:
+        """What was done so far, with a row for where it stands; the checkpoint does not have that row."""
+        if self.history.rows and self.history.rows[-1]["round"] != self.round:
+            row = {"round": self.round, **self.session.ledger.row(), "seconds": self.seconds}
+            self.history = Table([*self.history.rows, row | evaluate(self.metric, self.session.carry)])
+        return self.result("interrupted", None)
+
     def state(self) -> RunState:
         return RunState.of(jax.device_get(self.session.carry), self.setup.inputs.key, self.session.ledger, self.seconds)
 
     def save(self, status: str | None = None) -> None:
-        """Writes a checkpoint, where the run writes any."""
-        if self.saver is not None:
+        """Writes a checkpoint, where the run writes any and has not done so in this round."""
+        if self.saver is not None and (status is not None or self.saver.last != self.round):
             self.saver.save(self.state(), self.history, status)
 
     def record(self) -> bool:
@@ -305,8 +319,8 @@ def check_arguments(
     return (no_metrics if metrics is None else metrics), stop or {}, every or max(1, int(rounds) // EVALUATIONS)
 
 
-def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry) -> None:
-    """Refuses metrics that are no scalars, and targets that are no metrics."""
+def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry) -> list[str]:
+    """Refuses metrics that are no scalars, and targets that are no metrics; gives the metrics' names."""
     shapes = jax.eval_shape(lambda values: dict(metrics(values)), carry.values())
     for name, value in shapes.items():
         if getattr(value, "shape", None) != ():
@@ -316,6 +330,7 @@ def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry) -> No
     for name in stop:
         if name not in shapes:
             raise InputError(f"stop: there is no metric {name!r}; there are {', '.join(shapes) or 'none'}")
+    return list(shapes)
 
 
 def _resume(setup: Setup, state: RunState | None) -> tuple[Setup, Ledger, float]:

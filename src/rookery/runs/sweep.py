@@ -26,7 +26,7 @@ from rookery.metric import Metrics, measure_lanes, split
 from rookery.problems.base import Problem
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result
-from rookery.runs.run import check_arguments, check_metrics, make_result, reached
+from rookery.runs.run import PATIENCE, check_arguments, check_metrics, make_result, reached
 from rookery.runs.table import Table
 from rookery.vectors import row
 
@@ -214,6 +214,7 @@ class _Lanes:
         self.divergence: list[Divergence | None] = [None] * len(setups)
         self.rounds = np.zeros(len(setups), np.int32)
         self.seconds = 0.0
+        self.at_once = 1  # rounds per call into the program, grown until a call takes about PATIENCE
 
     def run(self, rounds: int, every: int) -> list[Result]:
         begun = time.perf_counter()
@@ -221,7 +222,7 @@ class _Lanes:
         compile_seconds, self.seconds = time.perf_counter() - begun, 0.0
         self.record(rounds)
         for done in range(0, rounds, every):
-            self.advance(min(every, rounds - done))
+            self.advance_in_parts(min(every, rounds - done))
             self.record(rounds)
         carries = [row(self.carry, i) for i in range(len(self.setups))]
         return [
@@ -230,6 +231,18 @@ class _Lanes:
                 self.setups, carries, self.ledgers, self.histories, self.status, self.divergence
             )
         ]
+
+    def advance_in_parts(self, rounds: int) -> None:
+        """So many rounds, in calls short enough to be interrupted."""
+        while rounds > 0:
+            ask, before = min(rounds, self.at_once), self.seconds
+            self.advance(ask)
+            rounds -= ask
+            took = self.seconds - before
+            if took < PATIENCE / 2 and ask == self.at_once:
+                self.at_once *= 2
+            elif took > PATIENCE:
+                self.at_once = max(1, self.at_once // 2)
 
     @property
     def awake(self) -> np.ndarray:

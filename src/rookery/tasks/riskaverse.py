@@ -72,8 +72,8 @@ class RiskAverse:
 
     @property
     def rates(self) -> Mapping[str, float]:
-        inner = dict.fromkeys(("z1", "z2", "w1", "w2"), 0.5)
-        return {"x": 0.002, **inner}
+        inner = dict.fromkeys(("z1", "z2", "w1", "w2"), 0.2)
+        return {"x": 0.001, **inner}
 
     @property
     def batch_size(self) -> int | None:

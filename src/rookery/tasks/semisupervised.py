@@ -64,7 +64,7 @@ class SemiSupervised:
 
     @property
     def rates(self) -> Mapping[str, float]:
-        return {"x": 0.2, "y": 8.0}
+        return {"x": 0.2, "y": 1.0}
 
     @property
     def batch_size(self) -> int | None:
