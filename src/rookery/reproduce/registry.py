@@ -12,10 +12,13 @@ from rookery.reproduce.execute import run_study
 from rookery.reproduce.fedbio import RATES
 from rookery.reproduce.fedmsa import LOSS_TUNING, MCO
 from rookery.reproduce.fedvra import TABLE3, TABLE4
+from rookery.reproduce.fedvra_u import FIGURE4
 from rookery.reproduce.page import write_page
+from rookery.reproduce.simfbo import FIGURE3
 from rookery.reproduce.study import Done, Study
 
-STUDIES: dict[str, Study] = {study.name: study for study in (TABLE2, MCO, LOSS_TUNING, TABLE3, TABLE4, RATES)}
+_ALL = (TABLE2, FIGURE3, MCO, LOSS_TUNING, TABLE3, TABLE4, FIGURE4, RATES)
+STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 
 
 def find_study(name: str) -> Study:
