@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rookery.algorithms.aggitd import AggITD
 from rookery.algorithms.fednest import FedNest
 from rookery.experiments.experiment import Experiment, Options
@@ -28,6 +30,11 @@ def task(setting: str, quick: bool) -> HyperRep:
     return HyperRep(hidden=16, validation=validation) if quick else HyperRep("mnist", hidden=200, validation=validation)
 
 
+def epoch(setting: str) -> int:
+    """One epoch of the upper level: as many minibatches as its 300 or 120 examples fill."""
+    return math.ceil((300 if setting == "iid" else 120) / BATCH)
+
+
 def options(setting: str, rounds: int, quick: bool, batch: int = BATCH, every: int = 1) -> Options:
     """100 clients, 10 a round; iid, or two label-sorted shards each."""
     return Options(
@@ -44,13 +51,11 @@ def cells(quick: bool) -> list[Cell]:
     found = []
     for (setting, tau), numbers in PAPER.items():
         for name, paper in numbers.items():
-            # One epoch of the upper level: so many minibatches as its examples fill.
-            epoch = 5 if setting == "iid" else 2
             shared = {
                 "lr": Rates(x=0.01, y=0.003),
                 "neumann_step": 0.01,
                 "lower_steps": 5,
-                "upper_steps": tau * epoch,
+                "upper_steps": tau * epoch(setting),
             }
             method = FedNest(neumann_terms=5, **shared) if name == "FedNest" else AggITD(**shared)
             exchanges = 10 if name == "FedNest" else 5
