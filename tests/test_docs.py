@@ -17,6 +17,7 @@ from benchmarks import drift, gallery
 
 from rookery.algorithms.registry import METHODS
 from rookery.cli import main
+from rookery.reproduce.registry import STUDIES
 from rookery.tasks.registry import TASKS
 
 ROOT = Path(__file__).parents[1]
@@ -145,6 +146,11 @@ def test_every_task_has_its_picture():
 def test_a_picture_is_drawn(tmp_path, capsys):
     assert gallery.draw("regularisation", tmp_path).stat().st_size < 60_000
     assert "regularisation: SimFBO: 200 exchanges" in capsys.readouterr().out
+
+
+def test_the_page_of_reproductions_names_every_study():
+    text = (ROOT / "docs" / "reproduce.md").read_text()
+    assert all(f"`{name}`" in text for name in STUDIES)
 
 
 MODULES = [

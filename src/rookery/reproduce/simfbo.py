@@ -58,7 +58,7 @@ FIGURE3 = Study(
     settings="""
 The network, the clients and the data of aggitd-table2, minibatches of 64. SimFBO with one local step, local and
 server steps 0.2, 0.1 and 0.05 for y, v and x; FBO-AggITD and FedNest with inner step 0.003, outer step 0.01, N = 1, T
-= 5 5 local lower steps and one epoch of local upper steps; LFedNest likewise, non-iid with 0.001 and 0.005. 1,000
+= 5, 5 local lower steps and one epoch of local upper steps; LFedNest likewise, non-iid with 0.001 and 0.005. 1,000
 exchanges each. The paper shows curves and gives no numbers: what is checked is their order. The seconds are those of
 all seeds side by side.
 """,
