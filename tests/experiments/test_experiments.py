@@ -21,6 +21,7 @@ from rookery.cli import main
 from rookery.cli.forms import parse_options
 from rookery.experiments.codec import decode, encode
 from rookery.experiments.experiment import Experiment, Options, launch, resume_folder
+from rookery.runs import run as runs
 from rookery.tasks.hyperrep import HyperRep
 
 PARTS = [
@@ -188,3 +189,29 @@ def test_data_shows_and_draws_a_partition(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert "1438 training and 359 test examples of 8 x 8 x 1, 10 classes" in shown and "plot in" in shown
     assert (tmp_path / "digits_shards-2.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_second_ctrl_c_removes_nothing_that_was_done(tmp_path, monkeypatch):
+    """Ctrl-C in a round, and again while what was done is put together: the checkpoints stay, and it goes on."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def at_ten(round, row):
+        if round == 10:
+            interrupt()
+
+    monkeypatch.setattr(runs._Loop, "interrupted", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        launch(experiment(), tmp_path / "run", lambda folder: [at_ten])
+    monkeypatch.undo()
+    assert rk.resume(tmp_path / "run").history["round"].tolist() == [0, 5, 10, 12]
+
+
+def test_ctrl_c_before_the_first_round_leaves_nothing(tmp_path):
+    def interrupt(round, row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(experiment(), tmp_path / "run", lambda folder: [interrupt])
+    assert not (tmp_path / "run").exists()

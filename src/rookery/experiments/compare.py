@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from rookery.errors import InputError
 from rookery.experiments.codec import decode, encode
 from rookery.experiments.experiment import CONFIG, Callback, Experiment, launch, read_config, resume_folder
 from rookery.experiments.tune import HALVING, Cost, Tuning, probe, tune
-from rookery.runs.files import write_text
+from rookery.runs.files import slug, write_text
 from rookery.runs.table import Table
 
 # What methods are compared by: a column of the history (bytes go both ways), its name, and what one unit is.
@@ -163,7 +162,7 @@ def compare(
                 target=None,
             )
             cell = dataclasses.replace(experiment, method=method, options=options)
-            place = folder / f"{_slug(label)}-seed{options.seed}"
+            place = folder / f"{slug(label)}-seed{options.seed}"
             result = run_cell(cell, place, callbacks)
             if result.status == "interrupted":
                 raise KeyboardInterrupt
@@ -214,7 +213,7 @@ def _tune_all(
     if not budget:
         budget = max(3 * costs[label].gradients * max(rounds[label], HALVING[0]) for label in experiments)
     say(f"tuning: {budget:.4g} gradient evaluations for each method, on validation data")
-    place = lambda label: folder / "tuning" / f"{_slug(label)}.json"
+    place = lambda label: folder / "tuning" / f"{slug(label)}.json"
     return {label: _tune_once(experiment, budget, place(label), say) for label, experiment in experiments.items()}
 
 
@@ -229,7 +228,3 @@ def _tune_once(experiment: Experiment, budget: float, path: Path, say: Callable[
     found = {"method": encode(tuning.method), "table": tuning.table.rows, "gradients": tuning.gradients}
     write_text(path, json.dumps({"asked": asked, **found}, indent=1))
     return tuning
-
-
-def _slug(label: str) -> str:
-    return re.sub(r"[^\w.=-]+", "_", label)

@@ -19,7 +19,7 @@ from rookery.data.partitions import parse
 from rookery.errors import InputError
 from rookery.experiments.codec import decode, encode
 from rookery.federation.sampling import All, Uniform
-from rookery.runs.checkpoint import PLAN, Checkpoints
+from rookery.runs.checkpoint import PLAN, Checkpoints, latest_round
 from rookery.runs.files import write_text
 from rookery.runs.folder import open_folder, versions, write_results
 from rookery.runs.result import Result
@@ -266,7 +266,10 @@ def _discarded_when_refused(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) or not (folder / CHECKPOINTS).is_dir():
+        refused = not (folder / CHECKPOINTS).is_dir()
+        # A second Ctrl-C may come while what was done is being written: that stays.
+        begun = latest_round(folder / CHECKPOINTS) > 0
+        if refused or (isinstance(error, KeyboardInterrupt) and not begun):
             shutil.rmtree(folder, ignore_errors=True)
         raise
 

@@ -35,14 +35,14 @@ def epoch(setting: str) -> int:
     return math.ceil((300 if setting == "iid" else 120) / BATCH)
 
 
-def options(setting: str, rounds: int, quick: bool, batch: int = BATCH, every: int = 1) -> Options:
+def options(setting: str, rounds: int, quick: bool, every: int = 1) -> Options:
     """100 clients, 10 a round; iid, or two label-sorted shards each."""
     return Options(
         rounds=rounds,
         clients=20 if quick else 100,
         cohort=5 if quick else 10,
         partition="iid" if setting == "iid" else "shards:2",
-        batch_size=8 if quick else batch,
+        batch_size=8 if quick else BATCH,
         every=every,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import subprocess
 import time
 import warnings
@@ -18,7 +17,7 @@ import jax
 from rookery.errors import AdviceWarning, DivergenceWarning
 from rookery.metric import split
 from rookery.reproduce.study import Cell, Done, Study
-from rookery.runs.files import write_text
+from rookery.runs.files import slug, write_text
 from rookery.runs.run import run as run_once
 from rookery.runs.sweep import sweep
 from rookery.runs.table import Table
@@ -33,7 +32,7 @@ def run_study(
     """All cells of a study, by name; what is done already is read from the folder, and what is not is run, or left."""
     done, cells = {}, list(study.cells(quick))
     for number, cell in enumerate(cells):
-        path = folder / f"{_slug(cell.name)}.json"
+        path = folder / f"{slug(cell.name)}.json"
         asked = _asked(cell, seeds)
         kept = _read(path, cell, asked)
         if kept is None and not run:
@@ -116,7 +115,3 @@ def _write(path: Path, done: Done, asked: Mapping[str, Any]) -> None:
     rows: Sequence[Any] = [[[row.get(name) for name in columns] for row in h.rows] for h in done.histories]
     kept = {"asked": asked, "seconds": done.seconds, "commit": done.commit, "device": done.device, "columns": columns}
     write_text(path, json.dumps(kept | {"histories": rows}))
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^\w.=-]+", "_", name).strip("_")

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rookery.algorithms.fedavg import FedAvg
-from rookery.algorithms.feddyn import FedDyn
-from rookery.algorithms.fedprox import FedProx
 from rookery.algorithms.fedvrau import FedVRAU
-from rookery.algorithms.scaffold import Scaffold
 from rookery.experiments.experiment import Experiment, Options
 from rookery.federation.rates import Rates
 from rookery.federation.steps import Epochs
-from rookery.reproduce.fedvra import SOURCE
+from rookery.reproduce.fedvra import SOURCE, rival
 from rookery.reproduce.study import Cell, Claim, Done, Last, Measure, Study, higher
 from rookery.tasks.semisupervised import SemiSupervised
 
@@ -24,28 +20,12 @@ COLUMN = "MNIST, non-iid"
 
 def make(name: str) -> Any:
     """A method with the paper's numbers; the others move the pseudo-labels by projected steps of the same rate."""
-    epochs = Epochs(2)
-    shared = {"lr": Rates(x=0.01, y=1.0), "local_steps": epochs, "weight_decay": 1e-3}
-    match name:
-        case "FedAvg":
-            return FedAvg(**shared)
-        case "FedProx":
-            return FedProx(mu=0.1, **shared)
-        case "SCAFFOLD":
-            return Scaffold(server_lr=1.0, **shared)
-        case "FedDyn":
-            return FedDyn(alpha=0.1, **shared)
-        case _:
-            return FedVRAU(
-                lr=Rates(x=0.01),
-                gamma=0.5,
-                a=5.0,
-                d=15.0,
-                local_steps=epochs,
-                client_lr=1.0,
-                client_steps=Epochs(1),
-                weight_decay=1e-3,
-            )
+    shared = {"local_steps": Epochs(2), "weight_decay": 1e-3}
+    if name != "FedVRA-U":
+        return rival(name, lr=Rates(x=0.01, y=1.0), **shared)
+    return FedVRAU(
+        lr=Rates(x=0.01), gamma=0.5, a=5.0, d=15.0, client_lr=1.0, client_steps=Epochs(1), **shared
+    )  # fmt: skip
 
 
 def cells(quick: bool) -> list[Cell]:

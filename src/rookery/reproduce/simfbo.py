@@ -60,7 +60,7 @@ The network, the clients and the data of aggitd-table2, minibatches of 64. SimFB
 server steps 0.2, 0.1 and 0.05 for y, v and x; FBO-AggITD and FedNest with inner step 0.003, outer step 0.01, N = 1, T
 = 5, 5 local lower steps and one epoch of local upper steps; LFedNest likewise, non-iid with 0.001 and 0.005. 1,000
 exchanges each. The paper shows curves and gives no numbers: what is checked is their order. The seconds are those of
-all seeds side by side.
+all seeds side by side. Other work ran on the machine beside some of the cells, so they are rough.
 """,
     cells=cells,
     measures=(REACHED, TIME, FINAL),

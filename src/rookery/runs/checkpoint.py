@@ -239,6 +239,11 @@ def newest(folder: Path, fingerprint: Mapping[str, str]) -> Checkpoint | None:
     return None
 
 
+def latest_round(folder: Path) -> int:
+    """The round of the newest checkpoint in a folder, by its name; 0: there is none, or none of a round."""
+    return max((int(path.name.split("-")[1]) for path in _found(folder)), default=0)
+
+
 class _Damaged(Exception):
     """What is wrong with a checkpoint."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -56,6 +57,11 @@ def write_text(path: Path, text: str) -> None:
     """Writes a file, whole or not at all, and the folder it is in where that is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fill_folder(path.parent, lambda aside: (aside / path.name).write_text(text), last=path.name)
+
+
+def slug(name: str) -> str:
+    """A name as a file can have it."""
+    return re.sub(r"[^\w.=-]+", "_", name).strip("_")
 
 
 def remove_folder(folder: Path) -> None:
