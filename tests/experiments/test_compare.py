@@ -131,6 +131,8 @@ def test_a_comparison_is_gone_on_with(tmp_path):
 
 def test_cells_of_another_length_are_refused(tmp_path):
     run_cell(dataclasses.replace(SIMFBO, options=dataclasses.replace(FEW, rounds=2)), tmp_path / "cell")
+    often = dataclasses.replace(FEW, rounds=2, checkpoint_every="1", tensorboard=True)  # on which no number depends
+    run_cell(dataclasses.replace(SIMFBO, options=often), tmp_path / "cell")
     with pytest.raises(rk.InputError, match="holds a run with another rounds"):
         run_cell(dataclasses.replace(SIMFBO, options=dataclasses.replace(FEW, rounds=3)), tmp_path / "cell")
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from rookery.errors import InputError
 from rookery.experiments.codec import decode, encode
-from rookery.experiments.experiment import CONFIG, Callback, Experiment, launch, read_config, resume_folder
+from rookery.experiments.experiment import CONFIG, Callback, Experiment, essential, launch, read_config, resume_folder
 from rookery.experiments.tune import HALVING, Cost, Tuning, probe, tune
 from rookery.runs.files import slug, write_text
 from rookery.runs.table import Table
@@ -190,7 +190,7 @@ def run_cell(experiment: Experiment, folder: Path, callbacks: Any = None) -> Any
     if not (folder / CONFIG).is_file():
         return launch(experiment, folder, callbacks)[0]
     config = read_config(folder)
-    wanted = json.loads(json.dumps(experiment.to_json()))
+    wanted = essential(experiment.to_json())
     different = [key for key, value in wanted.items() if config.get(key) != value]
     if different:
         raise InputError(
@@ -219,7 +219,7 @@ def _tune_all(
 
 def _tune_once(experiment: Experiment, budget: float, path: Path, say: Callable[[str], Any]) -> Tuning:
     """Tunes, or takes what was found for the same experiment and budget before."""
-    asked = json.loads(json.dumps(experiment.to_json() | {"budget": budget}))
+    asked = essential(experiment.to_json() | {"budget": budget})
     if path.is_file():
         kept = json.loads(path.read_text())
         if kept["asked"] == asked:

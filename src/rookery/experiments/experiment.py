@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -142,6 +142,14 @@ class Experiment:
             return cls(config["task_name"], task(**fields), config["method_name"], method, options)
         except (KeyError, TypeError) as error:
             raise InputError(f"config: it does not describe an experiment of this version: {error}") from None
+
+
+INCIDENTAL = ("checkpoint_every", "keep", "tensorboard")  # options on which no number depends
+
+
+def essential(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a description of an experiment says of its numbers, as json gives it back."""
+    return json.loads(json.dumps({key: value for key, value in config.items() if key not in INCIDENTAL}))
 
 
 def launch(

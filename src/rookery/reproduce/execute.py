@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from rookery.errors import AdviceWarning, DivergenceWarning
+from rookery.experiments.experiment import essential
 from rookery.metric import split
 from rookery.reproduce.study import Cell, Done, Study
 from rookery.runs.files import slug, write_text
@@ -97,14 +98,14 @@ def commit() -> str:
 
 
 def _asked(cell: Cell, seeds: int) -> dict[str, Any]:
-    return json.loads(json.dumps(cell.experiment.to_json() | {"seeds": seeds, "version": __version__}))
+    return essential(cell.experiment.to_json() | {"seeds": seeds, "version": __version__})
 
 
 def _read(path: Path, cell: Cell, asked: Mapping[str, Any]) -> Done | None:
     if not path.is_file():
         return None
     kept = json.loads(path.read_text())
-    if kept["asked"] != asked:
+    if essential(kept["asked"]) != asked:
         return None
     histories = [Table([dict(zip(kept["columns"], row)) for row in rows]) for rows in kept["histories"]]
     return Done(cell, histories, kept["seconds"], kept["commit"], kept["device"])
