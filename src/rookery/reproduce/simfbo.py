@@ -15,6 +15,7 @@ from rookery.reproduce.study import Cell, Claim, Done, First, Last, Measure, Stu
 
 SOURCE = "*SimFBO: Towards Simple, Flexible and Communication-efficient Federated Bilevel Learning*"
 EXCHANGES = 1000
+BATCH = 64
 SETTINGS = ("iid", "non-iid")
 OTHERS = ("FBO-AggITD", "FedNest", "LFedNest")
 REACHED = Measure("exchanges to 85 %", First("exchanges", "accuracy", 0.85), rising=False)
@@ -28,7 +29,7 @@ def cells(quick: bool) -> list[Cell]:
     for setting in SETTINGS:
         rates = Rates(y=0.2, v=0.1, x=0.05)
         local = {"x": 0.01, "y": 0.003} if setting == "iid" else {"x": 0.005, "y": 0.001}
-        two_loops = {"neumann_step": 0.01, "lower_steps": 5, "upper_steps": epoch(setting)}
+        two_loops = {"neumann_step": 0.01, "lower_steps": 5, "upper_steps": epoch(setting, BATCH)}
         for name, method, exchanges in (
             ("SimFBO", SimFBO(lr=rates, server_lr=rates), 1),
             ("FBO-AggITD", AggITD(lr=Rates(x=0.01, y=0.003), **two_loops), 5),
@@ -36,7 +37,7 @@ def cells(quick: bool) -> list[Cell]:
             ("LFedNest", LFedNest(lr=Rates(**local), neumann_terms=5, **two_loops), 3),
         ):
             rounds = (30 if quick else EXCHANGES) // exchanges
-            chosen = options(setting, rounds, quick, every=max(1, 10 // exchanges))
+            chosen = options(setting, rounds, quick, BATCH, every=max(1, 10 // exchanges))
             found.append(Cell(name, setting, Experiment("hyperrep", task(setting, quick), name, method, chosen)))
     return found
 
