@@ -14,7 +14,7 @@ from rookery.algorithms.registry import METHODS
 from rookery.data.catalogue import DATASETS
 from rookery.data.partitions import PARTITIONS
 from rookery.experiments.compare import EQUAL, Comparison
-from rookery.reproduce.page import cell_text, rows_of
+from rookery.reproduce.page import grids, rows_of
 from rookery.reproduce.registry import STUDIES
 from rookery.reproduce.study import Done, Study
 from rookery.runs.result import Result
@@ -123,16 +123,11 @@ def show_tuning(console: Console, label: str, table: Table, gradients: int) -> N
 
 def show_study(console: Console, study: Study, done: Mapping[str, Done], quick: bool) -> None:
     """A study's table: ours with its spread, and the paper's number in brackets."""
-    table = rows_of(study, done, quick)
-    for measure in study.measures:
-        rows = [row for row in table.rows if row["measure"] == measure.name]
-        settings = list(dict.fromkeys(row["setting"] for row in rows))
-        unit = ", %" if measure.percent else ""
-        console.print(f"\n{measure.name}{unit}: ours ± spread (paper)", markup=False)
-        shown = _table("", *settings)
-        for method in dict.fromkeys(row["method"] for row in rows):
-            found = {row["setting"]: row for row in rows if row["method"] == method}
-            shown.add_row(method, *(cell_text(measure, found.get(setting)) for setting in settings))
+    for grid in grids(study, rows_of(study, done, quick)):
+        console.print(f"\n{grid.heading}: ours ± spread (paper)", markup=False)
+        shown = _table("", *grid.columns)
+        for row in grid.rows:
+            shown.add_row(*row)
         _print(console, shown)
 
 

@@ -60,6 +60,15 @@ class Dataset:
         held_out = hold_out("fraction", self.train["label"], fraction, seed)
         return replace(self, train=_take(self.train, ~held_out), test=_take(self.train, held_out))
 
+    def first(self, train: int, test: int) -> Dataset:
+        """The first so many training and test examples."""
+        for name, number, whole in (("train", train, self.train), ("test", test, self.test)):
+            if not 1 <= number <= len(whole["label"]):
+                raise InputError(
+                    f"{name}: {number} was given; {self.name} has {len(whole['label'])} examples of that part"
+                )
+        return replace(self, train=_take(self.train, slice(train)), test=_take(self.test, slice(test)))
+
     def partition(
         self,
         scheme: partitions.Partition | str,

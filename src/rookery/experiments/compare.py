@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from rookery.errors import InputError
-from rookery.experiments.codec import decode, encode
 from rookery.experiments.experiment import CONFIG, Callback, Experiment, essential, launch, read_config, resume_folder
 from rookery.experiments.tune import HALVING, Cost, Tuning, probe, tune
 from rookery.runs.files import slug, write_text
@@ -25,6 +24,7 @@ AXES: dict[str, tuple[Callable[[Table], np.ndarray], float]] = {
     "megabytes": (lambda history: history["bytes_up"] + history["bytes_down"], 1e6),
     "gradients": (lambda history: history["gradients"], 1),
     "seconds": (lambda history: history["seconds"], 1),
+    "round": (lambda history: history["round"], 1),
 }
 EQUAL = ("exchanges", "megabytes", "gradients")  # what is made equal; seconds are the machine's
 
@@ -223,8 +223,7 @@ def _tune_once(experiment: Experiment, budget: float, path: Path, say: Callable[
     if path.is_file():
         kept = json.loads(path.read_text())
         if kept["asked"] == asked:
-            return Tuning(decode(kept["method"]), Table(kept["table"]), kept["gradients"])
+            return Tuning.from_json(kept)
     tuning = tune(experiment, budget, say)
-    found = {"method": encode(tuning.method), "table": tuning.table.rows, "gradients": tuning.gradients}
-    write_text(path, json.dumps({"asked": asked, **found}, indent=1))
+    write_text(path, json.dumps({"asked": asked, **tuning.to_json()}, indent=1))
     return tuning

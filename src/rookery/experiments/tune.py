@@ -6,18 +6,21 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rookery.errors import AdviceWarning, InputError
+from rookery.experiments.codec import decode, encode
 from rookery.experiments.experiment import Experiment
 from rookery.federation.rates import Rates
+from rookery.runs.result import Result
 from rookery.runs.run import run
 from rookery.runs.sweep import sweep
 from rookery.runs.table import Table
+from rookery.tasks.base import Assembly
 
 # Twelve candidates, the best four of them again for longer, the best two of those: each time a third of the budget.
 HALVING = (12, 4, 2)
@@ -62,6 +65,15 @@ class Tuning:
     table: Table
     gradients: int
 
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` takes."""
+        return {"method": encode(self.method), "table": self.table.rows, "gradients": self.gradients}
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> Tuning:
+        """What `to_json` gave."""
+        return cls(decode(kept["method"]), Table(kept["table"]), kept["gradients"])
+
 
 def tune(experiment: Experiment, budget: float, say: Callable[[str], Any] = lambda text: None) -> Tuning:
     """Searches the step sizes of an experiment's method.
@@ -81,7 +93,6 @@ def tune(experiment: Experiment, budget: float, say: Callable[[str], Any] = lamb
     if not 0 < budget < math.inf:
         raise InputError(f"tune budget: {budget} was given; a positive number of gradient evaluations is needed")
     assembly = experiment.assemble(tuning=True)
-    arguments: dict[str, Any] = experiment.arguments(assembly) | {"stop": None, "engine": None}
     cost = probe(experiment, tuning=True).gradients
     methods, shown, far = candidates(experiment.method)
     table, spent, alive = Table(), 0, list(range(len(methods)))
@@ -93,12 +104,8 @@ def tune(experiment: Experiment, budget: float, say: Callable[[str], Any] = lamb
                 f"takes {cost:.4g}; at least {math.ceil(len(HALVING) * HALVING[0] * cost)} are needed"
             )
         say(f"{experiment.method_name}: {len(alive)} candidates for {rounds} rounds")
-        chosen = {"method": [methods[i] for i in alive]}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AdviceWarning)
-            found = sweep(method=experiment.method, over=chosen, rounds=rounds, every=rounds, **arguments)
         scores = {}
-        for i, result in zip(alive, found.results):
+        for i, result in zip(alive, _try(experiment, assembly, [methods[i] for i in alive], rounds, rounds)):
             value = float(result.history[assembly.main_metric][-1])
             failed = result.status == "diverged" or not math.isfinite(value)
             loss = float(result.history["loss"][-1]) if "loss" in result.history else 0.0
@@ -113,6 +120,67 @@ def tune(experiment: Experiment, budget: float, say: Callable[[str], Any] = lamb
             f"tune: every candidate of {experiment.method_name} diverged; give smaller rates to begin with"
         )
     return Tuning(methods[alive[0]], table, spent)
+
+
+def choose(
+    experiment: Experiment, methods: Sequence[Any], exchanges: int, say: Callable[[str], Any] = lambda text: None
+) -> Tuning:
+    """Tries some settings of a method for so many exchanges each, and takes the one that is best all along.
+
+    A setting's score is the mean of the main metric over all rounds, the area under its curve: it asks for a fast
+    beginning and a good end. As in `tune`, it is taken on validation examples, never on the test set, and a setting
+    that diverges is the worst.
+
+    Args:
+      methods: the settings; those with equal numbers of local steps run side by side in one program.
+      exchanges: how many each gets, rounded to whole rounds, one at least.
+      say: called with a sentence about every group.
+    """
+    assembly = experiment.assemble(tuning=True)
+    rounds = max(1, round(exchanges / probe(experiment, tuning=True).exchanges))
+    groups: dict[str, list[Any]] = {}
+    for method in methods:
+        groups.setdefault(str([getattr(method, name, None) for name in WORK]), []).append(method)
+    table, spent, scores = Table(), 0, []
+    for group in groups.values():
+        say(f"{experiment.method_name}: {len(group)} settings for {rounds} rounds")
+        for method, result in zip(group, _try(experiment, assembly, group, rounds, 1)):
+            value = float(np.mean(result.history[assembly.main_metric][1:]))
+            failed = result.status == "diverged" or not math.isfinite(value)
+            scores.append((math.inf if failed else (value if assembly.falling else -value), method))
+            spent += result.ledger.gradients
+            shown = {"method": experiment.method_name, "setting": settings(method), "rounds": rounds}
+            table.append(shown | {assembly.main_metric: math.nan if failed else value})
+    best, method = min(scores, key=lambda pair: pair[0])
+    if math.isinf(best):
+        raise InputError(f"tune: every setting of {experiment.method_name} diverged; give smaller rates")
+    return Tuning(method, table, spent)
+
+
+WORK = ("local_steps", "lower_steps", "upper_steps")  # fields of methods that say how long a round takes
+
+
+def settings(method: Any) -> str:
+    """The settings of a method that are not its defaults, as a line of text."""
+    usual, shown = type(method)(lr=method.lr), []
+    for each in dataclasses.fields(method):
+        value = getattr(method, each.name)
+        if isinstance(value, Rates):
+            rates = value.entries().items()
+            shown.append(f"{each.name} " + ", ".join(f"{rate:.3g} ({name})" for name, rate in rates))
+        elif encode(value) != encode(getattr(usual, each.name)):
+            shown.append(f"{each.name} {value}")
+    return "; ".join(shown)
+
+
+def _try(experiment: Experiment, assembly: Assembly, methods: list[Any], rounds: int, every: int) -> list[Result]:
+    """The results of some settings of a method on an assembly for tuning, side by side."""
+    arguments: dict[str, Any] = experiment.arguments(assembly) | {"stop": None, "engine": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AdviceWarning)
+        return sweep(
+            method=experiment.method, over={"method": methods}, rounds=rounds, every=every, **arguments
+        ).results
 
 
 def candidates(method: Any) -> tuple[list[Any], list[dict[str, float]], list[float]]:

@@ -15,7 +15,9 @@ from typing import Any
 import jax
 
 from rookery.errors import AdviceWarning, DivergenceWarning
+from rookery.experiments.codec import encode
 from rookery.experiments.experiment import essential
+from rookery.experiments.tune import Tuning, choose
 from rookery.metric import split
 from rookery.reproduce.study import Cell, Done, Study
 from rookery.runs.files import slug, write_text
@@ -40,24 +42,27 @@ def run_study(
             continue
         if kept is None:
             say(f"{study.name}: {cell.name} ({number + 1} of {len(cells)}), {seeds} seeds")
-            kept = run_cell(cell, seeds)
+            kept = run_cell(cell, seeds, say)
             _write(path, kept, asked)
             say(f"  {kept.seconds:.1f} s")
         done[cell.name] = kept
     return done
 
 
-def run_cell(cell: Cell, seeds: int) -> Done:
-    """One cell with seeds 0, 1, ..., each with its own partition, initial values and draws."""
+def run_cell(cell: Cell, seeds: int, say: Callable[[str], Any] = lambda text: None) -> Done:
+    """One cell with seeds 0, 1, ..., each with its own partition, initial values and draws; tuned first where asked."""
     begun = time.perf_counter()
-    options = cell.experiment.options
+    options, method, tuning = cell.experiment.options, cell.experiment.method, None
+    if cell.search is not None:
+        tuning = choose(cell.experiment, cell.search.methods, cell.search.exchanges, say)
+        method = tuning.method
     numbers = [options.seed + number for number in range(seeds)]
     experiments = {
         seed: dataclasses.replace(cell.experiment, options=dataclasses.replace(options, seed=seed)) for seed in numbers
     }
     assembled = {seed: experiment.assemble() for seed, experiment in experiments.items()}
     first = assembled[numbers[0]]
-    shared = {"method": cell.experiment.method, "rounds": options.rounds, "every": options.every}
+    shared = {"method": method, "rounds": options.rounds, "every": options.every}
     alike = all(
         each.problem == first.problem and split(each.metrics or _none)[0] == split(first.metrics or _none)[0]
         for each in assembled.values()
@@ -73,7 +78,8 @@ def run_cell(cell: Cell, seeds: int) -> Done:
         else:
             results = [run_once(**(experiments[s].arguments(assembled[s]) | shared)) for s in numbers]
     seconds = time.perf_counter() - begun
-    return Done(cell, [result.history for result in results], seconds, commit(), str(jax.devices()[0].device_kind))
+    histories = [result.history for result in results]
+    return Done(cell, histories, seconds, commit(), str(jax.devices()[0].device_kind), tuning)
 
 
 def _none(z: Any) -> Mapping[str, Any]:
@@ -98,21 +104,29 @@ def commit() -> str:
 
 
 def _asked(cell: Cell, seeds: int) -> dict[str, Any]:
-    return essential(cell.experiment.to_json() | {"seeds": seeds, "version": __version__})
+    asked = cell.experiment.to_json() | {"seeds": seeds, "version": __version__}
+    if cell.search is not None:
+        asked["search"] = {"methods": encode(list(cell.search.methods)), "exchanges": cell.search.exchanges}
+    return essential(asked)
 
 
 def _read(path: Path, cell: Cell, asked: Mapping[str, Any]) -> Done | None:
     if not path.is_file():
         return None
     kept = json.loads(path.read_text())
-    if essential(kept["asked"]) != asked:
+    # An option that a task did not have then had the value that is its default now.
+    task = json.loads(json.dumps(dataclasses.asdict(type(cell.experiment.task)()))) | kept["asked"]["task"]
+    if essential(kept["asked"] | {"task": task}) != asked:
         return None
     histories = [Table([dict(zip(kept["columns"], row)) for row in rows]) for rows in kept["histories"]]
-    return Done(cell, histories, kept["seconds"], kept["commit"], kept["device"])
+    tuning = Tuning.from_json(kept["tuning"]) if "tuning" in kept else None
+    return Done(cell, histories, kept["seconds"], kept["commit"], kept["device"], tuning)
 
 
 def _write(path: Path, done: Done, asked: Mapping[str, Any]) -> None:
-    columns = done.histories[0].columns
+    columns, tuning = done.histories[0].columns, done.tuning
     rows: Sequence[Any] = [[[row.get(name) for name in columns] for row in h.rows] for h in done.histories]
     kept = {"asked": asked, "seconds": done.seconds, "commit": done.commit, "device": done.device, "columns": columns}
+    if tuning is not None:
+        kept["tuning"] = tuning.to_json()
     write_text(path, json.dumps(kept | {"histories": rows}))

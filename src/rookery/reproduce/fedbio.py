@@ -156,5 +156,5 @@ all, and one of each client's own, whose solutions differ. The distance is the m
     measures=(DISTANCE,),
     claims=claims,
     metric="distance",
-    axis="round",
+    axes=("round",),
 )

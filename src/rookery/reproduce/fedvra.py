@@ -154,7 +154,7 @@ TABLE4 = Study(
     measures=_mnist,
     claims_of_parts=True,
     claims=first_everywhere(tuple(MNIST), _mnist[0]),
-    axis="round",
+    axes=("round",),
 )
 
 TABLE3 = Study(
@@ -172,6 +172,6 @@ TABLE3 = Study(
     measures=_cifar10,
     claims_of_parts=True,
     claims=first_everywhere(tuple(CIFAR10), _cifar10[0]),
-    axis="round",
+    axes=("round",),
     seeds=2,
 )

@@ -61,5 +61,5 @@ paper shows curves and gives no numbers: what is checked is their order.
     cells=cells,
     measures=(ACCURACY,),
     claims=claims,
-    axis="round",
+    axes=("round",),
 )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from rookery.experiments.compare import cost
+from rookery.experiments.tune import Tuning, settings
 from rookery.reproduce.study import Claim, Done, Measure, Study, mean_and_spread
 from rookery.runs.files import write_text
 from rookery.runs.plot import plot_panels
@@ -67,15 +70,19 @@ def write_page(study: Study, done: Mapping[str, Done], folder: Path, command: st
 
 
 def plot(study: Study, done: Mapping[str, Done], path: Path) -> None:
-    """One panel per column, one curve per row."""
+    """One panel per column and axis, one curve per row."""
     panels: dict[str, dict] = {}
     for each in done.values():
+        if study.metric not in each.histories[0]:
+            continue
         length = min(len(history.rows) for history in each.histories)
         values = np.stack([history[study.metric][:length] for history in each.histories])
-        x = np.mean([history[study.axis][:length] for history in each.histories], axis=0)
-        label = f"{study.axis}\n{each.cell.column}" if each.cell.column else study.axis
-        panels.setdefault(label, {})[each.cell.row] = (x, values.mean(axis=0), values.std(axis=0))
-    plot_panels(panels, study.metric, path, title=study.title)
+        for axis in study.axes:
+            x = np.mean([cost(history, axis)[:length] for history in each.histories], axis=0)
+            label = f"{axis}\n{each.cell.column}" if each.cell.column else axis
+            panels.setdefault(label, {})[each.cell.row] = (x, values.mean(axis=0), values.std(axis=0))
+    wrap = len(study.axes) if len(study.axes) > 1 else None
+    plot_panels(panels, study.metric, path, title=study.title, wrap=wrap, logarithmic=study.logarithmic)
 
 
 def render(study: Study, done: Mapping[str, Done], table: Table, name: str, command: str, quick: bool) -> str:
@@ -100,10 +107,12 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
         ]
     lines += [study.settings.strip(), "", *_tables(study, table), ""]
     if claims:
-        lines += ["## What the paper claims", "", "| claim | holds | found |", "|---|---|---|"]
+        lines += [f"## {study.claims_heading}", "", "| claim | holds | found |", "|---|---|---|"]
         lines += [f"| {claim.text} | {'yes' if claim.holds else '**no**'} | {claim.found} |" for claim in claims]
         lines += [""]
-    lines += [f"![{study.metric} against {study.axis}]({name}.png)", ""]
+    lines += [f"![{study.metric} against {', '.join(study.axes)}]({name}.png)", ""]
+    if tuned := {label: each.tuning for label, each in done.items() if each.tuning}:
+        lines += ["## What tuning chose", "", *_tuned(tuned), ""]
     lines += ["## Not reproduced", "", *_missed(study, table, claims, quick), ""]
     if missing:
         lines += ["## Not run", "", *(f"- {name}" for name in missing), ""]
@@ -111,28 +120,61 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
     return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Grid:
+    """Numbers as they are shown: a heading, names of columns, and rows with their names first."""
+
+    heading: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def grids(study: Study, table: Table, by_setting: bool = False) -> list[Grid]:
+    """A grid per measure with a column per setting, or the other way about."""
+    outer, inner = ("setting", "measure") if by_setting else ("measure", "setting")
+    measures = {measure.name: measure for measure in study.measures}
+    unit = lambda name: f"{name}, %" if name in measures and measures[name].percent else name
+    found = []
+    for name in dict.fromkeys(row[outer] for row in table.rows):
+        rows = [row for row in table.rows if row[outer] == name and not _empty(row)]
+        columns = list(dict.fromkeys(row[inner] for row in rows))
+        lines = []
+        for method in dict.fromkeys(row["method"] for row in rows):
+            cells = {row[inner]: row for row in rows if row["method"] == method}
+            texts = [cell_text(measures[row["measure"]], row) if (row := cells.get(c)) else "" for c in columns]
+            lines.append([method, *texts])
+        found.append(Grid(unit(name), [unit(column) for column in columns], lines))
+    return found
+
+
+def _empty(row: Mapping) -> bool:
+    """Whether a measure has no meaning in a cell."""
+    return math.isnan(row["ours"]) and math.isnan(row["paper"])
+
+
 def _tables(study: Study, table: Table) -> list[str]:
-    """A table with rows of methods and columns of settings: ours ± spread (the paper's)."""
-    settings = list(dict.fromkeys(row["setting"] for row in table.rows))
-    methods = list(dict.fromkeys(row["method"] for row in table.rows))
+    """The grids in markdown, and what their marks mean."""
+    compared = any(not math.isnan(row["paper"]) for row in table.rows)
     lines = []
-    for measure in study.measures:
-        found = {(row["method"], row["setting"]): row for row in table.rows if row["measure"] == measure.name}
-        unit = ", %" if measure.percent else ""
-        lines += [f"**{measure.name}{unit}**: ours ± spread (paper), mark", ""]
-        lines += [f"| | {' | '.join(settings)} |", "|---" * (len(settings) + 1) + "|"]
-        for method in methods:
-            cells = [cell_text(measure, found.get((method, setting))) for setting in settings]
-            lines += [f"| {method} | {' | '.join(cells)} |"]
-        lines += [""]
-    lines += ["✓ at least as good as the paper's number, or within the tolerance; ✗ not reproduced."]
+    for grid in grids(study, table, study.by_setting):
+        lines += [f"**{grid.heading}**: ours ± spread{' (paper), mark' if compared else ''}", ""]
+        lines += [f"| | {' | '.join(grid.columns)} |", "|---" * (len(grid.columns) + 1) + "|"]
+        lines += [f"| {' | '.join(row)} |" for row in grid.rows] + [""]
+    if compared:
+        lines += ["✓ at least as good as the paper's number, or within the tolerance; ✗ not reproduced."]
     return lines
 
 
-def cell_text(measure: Measure, row: Mapping | None) -> str:
+def _tuned(tuned: Mapping[str, Tuning]) -> list[str]:
+    """What was tried and chosen, by cell."""
+    lines = ["| | settings tried | gradient evaluations | chosen |", "|---|---|---|---|"]
+    for name, tuning in tuned.items():
+        lines += [f"| {name} | {len(tuning.table.rows)} | {tuning.gradients:,} | {settings(tuning.method)} |"]
+    return lines
+
+
+def cell_text(measure: Measure, row: Mapping) -> str:
     """One cell: ours ± spread (the paper's), and a mark."""
-    if row is None:
-        return ""
     ours = measure.show(row["ours"])
     if math.isfinite(row["ours"]):
         spread = 100 * row["spread"] if measure.percent else row["spread"]

@@ -13,11 +13,13 @@ from rookery.reproduce.fedbio import RATES
 from rookery.reproduce.fedmsa import LOSS_TUNING, MCO
 from rookery.reproduce.fedvra import TABLE3, TABLE4
 from rookery.reproduce.fedvra_u import FIGURE4
+from rookery.reproduce.frontier import FRONTIER
 from rookery.reproduce.page import write_page
-from rookery.reproduce.simfbo import FIGURE3
+from rookery.reproduce.simfbo import FIGURE2, FIGURE3, FIGURE5
+from rookery.reproduce.simfbo import FIGURE4 as UNEQUAL_STEPS
 from rookery.reproduce.study import Done, Study
 
-_ALL = (TABLE2, FIGURE3, MCO, LOSS_TUNING, TABLE3, TABLE4, FIGURE4, RATES)
+_ALL = (TABLE2, FIGURE2, FIGURE3, UNEQUAL_STEPS, FIGURE5, MCO, LOSS_TUNING, TABLE3, TABLE4, FIGURE4, RATES, FRONTIER)
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 
 
@@ -53,7 +55,8 @@ def reproduce(
     seeds = (2 if quick else study.seeds) if seeds is None else seeds
     if seeds < 1:
         raise InputError(f"seeds: {seeds} was given; at least 1 is needed")
-    cells = Path(out) / ".cells" / (f"{name}-quick" if quick else name)
+    runs_of = study.runs_of or name
+    cells = Path(out) / ".cells" / (f"{runs_of}-quick" if quick else runs_of)
     done = run_study(study, seeds, quick, cells, say, run)
     if not done:
         raise InputError(f"study: no cell of {name} with {seeds} seeds is done under {str(out)!r}; run some first")

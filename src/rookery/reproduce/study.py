@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from rookery.experiments.compare import cost
 from rookery.experiments.experiment import Experiment
+from rookery.experiments.tune import Tuning
 from rookery.runs.table import Table
 
 
@@ -41,7 +44,7 @@ class Measure:
     def show(self, value: float) -> str:
         """The number as a table has it."""
         if math.isnan(value):
-            return "not given"
+            return ""
         if math.isinf(value):
             return "never"
         return f"{100 * value:.2f}" if self.percent else f"{value:.4g}"
@@ -49,36 +52,50 @@ class Measure:
 
 @dataclass(frozen=True)
 class First:
-    """What a run had spent, in a column of its history, when a metric first reached a level."""
+    """What a run had spent (exchanges, megabytes, gradients, seconds or rounds) when a metric first reached a level."""
 
-    column: str
+    axis: str
     metric: str
     level: float
 
     def __call__(self, history: Table) -> float:
         there = history[self.metric] >= self.level
-        return float(history[self.column][there.argmax()]) if there.any() else math.inf
+        return float(cost(history, self.axis)[there.argmax()]) if there.any() else math.inf
 
 
 @dataclass(frozen=True)
 class Last:
-    """A metric at the end of a run, or its mean over the last so many evaluations."""
+    """A metric at the end of a run, or its mean over the last so many evaluations; NaN: the run has no such metric."""
 
     metric: str
     evaluations: int = 1
 
     def __call__(self, history: Table) -> float:
+        if self.metric not in history:
+            return math.nan
         return float(np.mean(history[self.metric][-self.evaluations :]))
 
 
 @dataclass(frozen=True)
+class Search:
+    """Settings of a method to choose from on validation data, and the exchanges that each is tried for."""
+
+    methods: tuple[Any, ...]
+    exchanges: int
+
+
+@dataclass(frozen=True)
 class Cell:
-    """One experiment of a study: a row and a column of its table, and the paper's numbers by measure."""
+    """One experiment of a study: a row and a column of its table, and the paper's numbers by measure.
+
+    With a search the experiment's method is the best of the search's settings, chosen before the cell is run.
+    """
 
     row: str
     column: str
     experiment: Experiment
     paper: Mapping[str, float] = field(default_factory=dict)
+    search: Search | None = None
 
     @property
     def name(self) -> str:
@@ -96,23 +113,24 @@ class Claim:
 
 @dataclass(frozen=True)
 class Done:
-    """A cell that has been run: a history per seed, and what made it."""
+    """A cell that has been run: a history per seed, what made it, and what was chosen where there was a choice."""
 
     cell: Cell
     histories: Sequence[Table]
     seconds: float
     commit: str
     device: str
+    tuning: Tuning | None = None
 
     def values(self, measure: Measure) -> np.ndarray:
         return np.asarray([measure.of(history) for history in self.histories])
 
 
 def mean_and_spread(values: np.ndarray) -> tuple[float, float, int]:
-    """The mean and standard deviation of what is finite, and how many are; never: infinite."""
+    """The mean and standard deviation of what is finite, and how many are; infinite: never; NaN: not measured."""
     finite = values[np.isfinite(values)]
     if not finite.size:
-        return math.inf, math.nan, 0
+        return math.nan if np.isnan(values).all() else math.inf, math.nan, 0
     return float(finite.mean()), float(finite.std()), int(finite.size)
 
 
@@ -128,9 +146,14 @@ class Study:
       cells: the experiments; with True the small version, on data that is built in.
       measures: what is read off each.
       claims: what the paper says of several cells, checked on what was run.
+      claims_heading: what the page calls them.
       claims_of_parts: whether the claims can be checked when some cells are missing.
       causes: why a cell misses the paper's number, by its name or part of it.
-      axis, metric: what the figure shows.
+      axes, metric: what the figure shows: the metric against each.
+      logarithmic: whether the axes are.
+      by_setting: whether the page has a table per setting with a column per measure, or one per measure with a column
+        per setting.
+      runs_of: the study whose cells these are, where two show the same runs; by default its own.
       seeds: how many by default.
     """
 
@@ -141,10 +164,14 @@ class Study:
     cells: Callable[[bool], Sequence[Cell]]
     measures: tuple[Measure, ...]
     claims: Callable[[Mapping[str, Done]], Sequence[Claim]] = lambda done: ()
+    claims_heading: str = "What the paper claims"
     claims_of_parts: bool = False
     causes: Mapping[str, str] = field(default_factory=dict)
-    axis: str = "exchanges"
+    axes: tuple[str, ...] = ("exchanges",)
     metric: str = "accuracy"
+    logarithmic: bool = False
+    by_setting: bool = False
+    runs_of: str = ""
     seeds: int = 5
 
 

@@ -53,19 +53,35 @@ def plot_panels(
     path: str | Path,
     title: str = "",
     target: float | None = None,
+    wrap: int | None = None,
+    logarithmic: bool = False,
 ) -> Path:
-    """Draws panels side by side, in each one curve per name with its spread, into a png."""
-    figure = _figure(4.2 * len(panels), 3.8)
-    row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (against, curves) in zip(row, panels.items()):
+    """Draws panels, in each one curve per name with its spread, into a png.
+
+    Args:
+      panels: by their labels, which stand under them.
+      target: a level to mark.
+      wrap: how many panels there are in a row; None: all.
+      logarithmic: whether costs are on a logarithmic scale, where what costs nothing is left out.
+    """
+    columns = wrap or len(panels)
+    rows = -(-len(panels) // columns)
+    figure = _figure(4.2 * columns, 3.8 * rows)
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    for number, (axes, (against, curves)) in enumerate(zip(grid.flat, panels.items())):
         for name, (x, mean, spread) in curves.items():
+            begin = int(np.argmax(x > 0)) if logarithmic else 0
+            x, mean, spread = x[begin:], mean[begin:], spread[begin:]
             (line,) = axes.plot(x, mean, label=name, linewidth=1.8)
             axes.fill_between(x, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
         if target is not None:
             axes.axhline(target, color="0.5", linewidth=1, linestyle="--")
-        _dress(axes, against, metric if axes is row[0] else "")
-        axes.locator_params(axis="x", nbins=6)
-    row[0].legend(frameon=False)
+        _dress(axes, against, "" if number % columns else metric)
+        if logarithmic:
+            axes.set_xscale("log")
+        else:
+            axes.locator_params(axis="x", nbins=6)
+    grid[0][0].legend(frameon=False)
     if title:
         figure.suptitle(title)
     figure.savefig(path)

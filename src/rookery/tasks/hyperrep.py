@@ -12,7 +12,7 @@ import jax
 from rookery.data.partitions import Partition
 from rookery.problems.bilevel import Bilevel
 from rookery.tasks.base import Assembly, augmentation, check_options, find_dataset, find_network
-from rookery.tasks.metrics import Evaluation, on_test
+from rookery.tasks.metrics import Evaluation, on_both, on_test
 from rookery.tasks.models import Network, cross_entropy, squared_norm
 
 
@@ -59,6 +59,10 @@ class HyperRep:
     """Part of each client's examples that the upper level sees."""
     augment: bool = False
     """Whether training images are cropped and flipped at random."""
+    examples: int = 0
+    """Only the first so many training examples, and half as many for the test; 0: all."""
+    training_accuracy: bool = False
+    """Whether the accuracy on training examples is measured too, on 10,000 of them at most."""
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -77,7 +81,10 @@ class HyperRep:
             ridge=(self.ridge >= 0, "a number that is not negative"),
         )
         dataset = find_dataset(self.data, tuning)
+        if self.examples:
+            dataset = dataset.first(self.examples, self.examples // 2)
         network = find_network(self.model, dataset, (self.hidden,), ("mlp", "lenet"))
+        evaluation = Evaluation(network, parts=("x", "y"))
         return Assembly(
             problem=Bilevel(upper=Upper(network), lower=Lower(network, self.ridge)),
             clients=dataset.partition(
@@ -89,7 +96,7 @@ class HyperRep:
             ),
             x=partial(layers_of, network, slice(None, -self.head)),
             y=partial(layers_of, network, slice(-self.head, None)),
-            metrics=on_test(Evaluation(network, parts=("x", "y")), dataset),
+            metrics=on_both(evaluation, dataset) if self.training_accuracy else on_test(evaluation, dataset),
         )
 
 

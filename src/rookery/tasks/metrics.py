@@ -102,6 +102,26 @@ def on_test(function: Callable[..., dict[str, jax.Array]], dataset: Dataset, **a
     return Metric(function, images=dataset.test["input"], labels=dataset.test["label"], **arrays)
 
 
+@dataclass(frozen=True)
+class WithTraining:
+    """A metric on test examples, and its accuracy on training examples too, as `training_accuracy`."""
+
+    function: Callable[..., dict[str, jax.Array]]
+
+    def __call__(
+        self, z: Values, images: jax.Array, labels: jax.Array, seen: jax.Array, seen_labels: jax.Array
+    ) -> dict[str, jax.Array]:
+        return self.function(z, images, labels) | {"training_accuracy": self.function(z, seen, seen_labels)["accuracy"]}
+
+
+def on_both(function: Callable[..., dict[str, jax.Array]], dataset: Dataset, most: int = 10_000) -> Metric:
+    """A metric on a dataset's test examples, and its accuracy on training examples, so many of them at most."""
+    total = len(dataset.train["label"])
+    rows = np.sort(np.random.default_rng(0).permutation(total)[:most])
+    seen = {"seen": dataset.train["input"][rows], "seen_labels": dataset.train["label"][rows]}
+    return on_test(WithTraining(function), dataset, **seen)
+
+
 def f1(found: jax.Array, truth: jax.Array) -> jax.Array:
     """2 hits / (2 hits + false alarms + misses) of a yes-no answer; 0 where nothing is found and nothing is there."""
     found, truth = found.astype(jnp.float32), truth.astype(jnp.float32)
