@@ -27,7 +27,7 @@ from rookery.reproduce.study import Cell, Claim, Done, First, Last, Measure, Sea
 
 BATCH = 32
 EXCHANGES = 500  # of the runs that are reported
-TRIED = 100  # exchanges of each setting that is tried
+TRIED = 250  # exchanges of each setting that is tried
 LEVELS = (0.90, 0.95, 0.97)
 GOALS = {"iid": 15, "non-iid": 40}  # exchanges to 90 %
 PAPERS = {"iid": 195, "non-iid": 305}  # the best of aggitd-table2
