@@ -145,7 +145,8 @@ def choose(
     for group in groups.values():
         say(f"{experiment.method_name}: {len(group)} settings for {rounds} rounds")
         for method, result in zip(group, _try(experiment, assembly, group, rounds, 1)):
-            value = float(np.mean(result.history[assembly.main_metric][1:]))
+            curve = result.history[assembly.main_metric][1:]
+            value = float(np.mean(curve)) if curve.size else math.nan
             failed = result.status == "diverged" or not math.isfinite(value)
             scores.append((math.inf if failed else (value if assembly.falling else -value), method))
             spent += result.ledger.gradients
