@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Mapping
 
 from rookery.algorithms.fedmsa import FedMSA
 from rookery.algorithms.fednest import FedNest
 from rookery.experiments.experiment import Experiment, Options
 from rookery.federation.rates import Rates
-from rookery.reproduce.study import Cell, Claim, Done, First, Last, Measure, Study, mean_and_spread
+from rookery.reproduce.study import Cell, Claim, Done, First, Last, Measure, Search, Study, mean_and_spread
 from rookery.tasks.losstuning import LossTuning
 from rookery.tasks.riskaverse import RiskAverse
 
@@ -112,12 +114,25 @@ def loss_tuning(quick: bool) -> list[Cell]:
             # The paper's sentence is about K = 12.
             paper = {TARGET.name: 250.0} if steps == 12 else {}
             found.append(Cell(f"FedMSA, K = {steps}", f"q = {q:g}", experiment, paper))
+        found.append(_tuned(q, task, quick))
         method = FedNest(
             lr=Rates(x=0.05, y=0.1), neumann_step=0.1, neumann_terms=5, lower_steps=12, upper_steps=12
         )  # fmt: skip
         experiment = Experiment("losstuning", task, "FedNest", method, _options(q, 5 if quick else 100, quick))
         found.append(Cell("FedNest", f"q = {q:g}", experiment))
     return found
+
+
+def _tuned(q: float, task: LossTuning, quick: bool) -> Cell:
+    """K = 12 with all of a client's examples in every step, and with rates that were chosen on validation data."""
+    methods = tuple(
+        FedMSA(lr=Rates(x=x, y=y, v=v), local_steps=12, momentum=0.5, local_clients=10)
+        for x, y, v in itertools.product((0.05, 1.0), (0.2, 0.4, 0.8), (0.01, 0.05))
+    )
+    options = dataclasses.replace(_options(q, 10 if quick else 250, quick), batch_size=0)
+    search = Search(methods[:2], 10) if quick else Search(methods, 250)
+    experiment = Experiment("losstuning", task, "FedMSA", methods[0], options)
+    return Cell("FedMSA, K = 12, tuned", f"q = {q:g}", experiment, {TARGET.name: 250.0}, search)
 
 
 def _options(q: float, rounds: int, quick: bool) -> Options:
@@ -155,11 +170,19 @@ Class c keeps the first ceil(6000 * 0.01^(c/9)) training images, 14,817 in all; 
 one class with share q; 10 clients a round, all of which take local steps. The lower level fits all weights of a network
 784-200-10 to CE(sigmoid(dy) * logits + ly), the upper is the class-balanced loss of the fifth of each client's examples
 that is kept for validation. alpha 0.05, beta 0.1 for weights and adjoint, rho 0.5, minibatches of 10; 250 rounds of
-FedMSA (two exchanges each) and 100 of FedNest (ten each). The paper gives one number: about 250 exchanges to 90 % test
-accuracy for FedMSA, and more than 2,000 for FedNest.
+FedMSA (two exchanges each) and 100 of FedNest (ten each). **Tuned**: K = 12 with all of a client's examples in every
+step, 12 combinations of rates (x 0.05, 1; y 0.2, 0.4, 0.8; v 0.01, 0.05) tried for 250 exchanges on a sixth of the
+training examples, held out; what counts is the mean class-balanced accuracy. The paper gives one number: about 250
+exchanges to 90 % test accuracy for FedMSA, and more than 2,000 for FedNest.
 """,
     cells=loss_tuning,
     measures=(TARGET, TOP1, BALANCED),
     claims=loss_tuning_claims,
+    causes={
+        "FedMSA, K = 12, q": "With minibatches of 10 and a step of 0.1 the adjoint diverges: the Hessian of the loss "
+        "in all of a network's weights is not positive definite, the balancing weights of rare classes are up to 25, and the "
+        "noise of the first direction of a round is carried through all of its K local steps (K = 4 is stable, K = 8 "
+        'is not). With all of a client\'s examples and tuned rates (the row above "tuned") it does not.'
+    },
     seeds=3,
 )
