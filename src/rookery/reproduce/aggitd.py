@@ -96,4 +96,10 @@ less than the paper elsewhere (five seeds). The table has 16.
         Measure("exchanges to 90 %", First("exchanges", "accuracy", 0.9), rising=False, factor=1.0),
         Measure("final accuracy", Last("accuracy", 5), tolerance=0.005, percent=True),
     ),
+    remarks="The cells ran up to eight at a time on one GPU, so that each took longer than it would alone.",
+    causes={
+        "FedNest, non-iid, tau = 5: final": "40 local steps of x along one direction from minibatches of 16: "
+        "after 90 % is reached, one of five runs diverges and others swing. With minibatches of 32, which are 20 steps "
+        "(the last row), it is within the tolerance."
+    },
 )

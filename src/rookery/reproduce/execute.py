@@ -41,7 +41,7 @@ def run_study(
         if kept is None and not run:
             continue
         if kept is None:
-            say(f"{study.name}: {cell.name} ({number + 1} of {len(cells)}), {seeds} seeds")
+            say(f"{study.name}: {cell.name} ({number + 1} of {len(cells)}), {seeds} seed{'s' * (seeds > 1)}")
             kept = run_cell(cell, seeds, say)
             _write(path, kept, asked)
             say(f"  {kept.seconds:.1f} s")

@@ -82,7 +82,8 @@ def plot(study: Study, done: Mapping[str, Done], path: Path) -> None:
             label = f"{axis}\n{each.cell.column}" if each.cell.column else axis
             panels.setdefault(label, {})[each.cell.row] = (x, values.mean(axis=0), values.std(axis=0))
     wrap = len(study.axes) if len(study.axes) > 1 else None
-    plot_panels(panels, study.metric, path, title=study.title, wrap=wrap, logarithmic=study.logarithmic)
+    shown = {"title": study.title, "wrap": wrap, "logarithmic": study.logarithmic, "lowest": study.lowest}
+    plot_panels(panels, study.metric, path, **shown)
 
 
 def render(study: Study, done: Mapping[str, Done], table: Table, name: str, command: str, quick: bool) -> str:
@@ -95,8 +96,9 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
     lines = [
         f"# {study.title}",
         "",
-        f"{study.source}. Made again by `{command}`",
-        f"in {seconds:.0f} s on {', '.join(sorted(devices))}, at commit {', '.join(sorted(commits))}, "
+        f"{study.source}.",
+        f"Made again by `{command}`, in {seconds:.0f} s of its cells together, on {', '.join(sorted(devices))}, at "
+        f"commit {', '.join(sorted(commits))},",
         f"with {seeds} seeds (0 to {seeds - 1}; each draws its own partition, initial values and minibatches).",
         "",
     ]
@@ -111,9 +113,11 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
         lines += [f"| {claim.text} | {'yes' if claim.holds else '**no**'} | {claim.found} |" for claim in claims]
         lines += [""]
     lines += [f"![{study.metric} against {', '.join(study.axes)}]({name}.png)", ""]
+    if study.remarks and not quick:
+        lines += ["## Remarks", "", study.remarks.strip(), ""]
     if tuned := {label: each.tuning for label, each in done.items() if each.tuning}:
         lines += ["## What tuning chose", "", *_tuned(tuned), ""]
-    lines += ["## Not reproduced", "", *_missed(study, table, claims, quick), ""]
+    lines += [f"## {study.misses_heading}", "", *_missed(study, table, claims, quick), ""]
     if missing:
         lines += ["## Not run", "", *(f"- {name}" for name in missing), ""]
     lines += ["Seconds of each cell, compilation included: " + _seconds(done) + ".", ""]
@@ -175,12 +179,9 @@ def _tuned(tuned: Mapping[str, Tuning]) -> list[str]:
 
 def cell_text(measure: Measure, row: Mapping) -> str:
     """One cell: ours ± spread (the paper's), and a mark."""
-    ours = measure.show(row["ours"])
-    if math.isfinite(row["ours"]):
-        spread = 100 * row["spread"] if measure.percent else row["spread"]
-        ours += f" ± {spread:.2g}"
-        if row["reached"] < row["seeds"]:
-            ours += f", {row['reached']} of {row['seeds']}"
+    ours = measure.show_with_spread(row["ours"], row["spread"])
+    if math.isfinite(row["ours"]) and row["reached"] < row["seeds"]:
+        ours += f", {row['reached']} of {row['seeds']}"
     if row["verdict"] in ("no number given", "no yardstick"):
         return ours if math.isnan(row["paper"]) else f"{ours} ({measure.show(row['paper'])})"
     mark = "✗" if row["verdict"] == "not reproduced" else "✓"
@@ -194,6 +195,8 @@ def _missed(study: Study, table: Table, claims: list[Claim], quick: bool) -> lis
     missed = [row for row in table.rows if row["verdict"] == "not reproduced"]
     names = [f"{row['method']}, {row['setting']}: {row['measure']}" for row in missed]
     names += [claim.text for claim in claims if not claim.holds]
+    if not names and all(math.isnan(row["paper"]) for row in table.rows):
+        return ["Nothing: every claim holds."]
     if not names:
         return [
             "Nothing: every number is at least as good as the paper's, or within the tolerance, and every claim holds."

@@ -10,16 +10,30 @@ from rookery.errors import InputError, unknown
 from rookery.reproduce.aggitd import TABLE2
 from rookery.reproduce.execute import run_study
 from rookery.reproduce.fedbio import RATES
+from rookery.reproduce.fedbio_tasks import TASKS
 from rookery.reproduce.fedmsa import LOSS_TUNING, MCO
 from rookery.reproduce.fedvra import TABLE3, TABLE4
-from rookery.reproduce.fedvra_u import FIGURE4
+from rookery.reproduce.fedvra_u import SEMI_SUPERVISED
 from rookery.reproduce.frontier import FRONTIER
 from rookery.reproduce.page import write_page
-from rookery.reproduce.simfbo import FIGURE2, FIGURE3, FIGURE5
-from rookery.reproduce.simfbo import FIGURE4 as UNEQUAL_STEPS
+from rookery.reproduce.simfbo import FIGURE2, FIGURE3, FIGURE4, FIGURE5
 from rookery.reproduce.study import Done, Study
 
-_ALL = (TABLE2, FIGURE2, FIGURE3, UNEQUAL_STEPS, FIGURE5, MCO, LOSS_TUNING, TABLE3, TABLE4, FIGURE4, RATES, FRONTIER)
+_ALL = (
+    TABLE2,
+    FIGURE2,
+    FIGURE3,
+    FIGURE4,
+    FIGURE5,
+    MCO,
+    LOSS_TUNING,
+    TABLE3,
+    TABLE4,
+    SEMI_SUPERVISED,
+    RATES,
+    TASKS,
+    FRONTIER,
+)
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 
 

@@ -47,7 +47,18 @@ class Measure:
             return ""
         if math.isinf(value):
             return "never"
-        return f"{100 * value:.2f}" if self.percent else f"{value:.4g}"
+        return f"{100 * value:.2f}" if self.percent else _number(value, 4)
+
+    def show_with_spread(self, mean: float, spread: float) -> str:
+        """A mean and its spread as a table has them."""
+        if not math.isfinite(mean):
+            return self.show(mean)
+        return f"{self.show(mean)} ± {_number(100 * spread if self.percent else spread, 2)}"
+
+
+def _number(value: float, digits: int) -> str:
+    """A number with so many digits; large ones whole, with commas, and not in powers of ten."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{float(f'{value:.{digits}g}'):g}"
 
 
 @dataclass(frozen=True)
@@ -146,11 +157,13 @@ class Study:
       cells: the experiments; with True the small version, on data that is built in.
       measures: what is read off each.
       claims: what the paper says of several cells, checked on what was run.
-      claims_heading: what the page calls them.
+      claims_heading, misses_heading: what the page calls them, and what does not hold.
       claims_of_parts: whether the claims can be checked when some cells are missing.
+      remarks: what is to be said of the numbers, in markdown.
       causes: why a cell misses the paper's number, by its name or part of it.
       axes, metric: what the figure shows: the metric against each.
       logarithmic: whether the axes are.
+      lowest: the lowest value of the metric that the figure shows; None: all.
       by_setting: whether the page has a table per setting with a column per measure, or one per measure with a column
         per setting.
       runs_of: the study whose cells these are, where two show the same runs; by default its own.
@@ -165,40 +178,49 @@ class Study:
     measures: tuple[Measure, ...]
     claims: Callable[[Mapping[str, Done]], Sequence[Claim]] = lambda done: ()
     claims_heading: str = "What the paper claims"
+    misses_heading: str = "Not reproduced"
     claims_of_parts: bool = False
+    remarks: str = ""
     causes: Mapping[str, str] = field(default_factory=dict)
     axes: tuple[str, ...] = ("exchanges",)
     metric: str = "accuracy"
     logarithmic: bool = False
+    lowest: float | None = None
     by_setting: bool = False
     runs_of: str = ""
     seeds: int = 5
 
 
 def fewer(done: Mapping[str, Done], column: str, best: str, others: Sequence[str], measure: Measure) -> list[Claim]:
-    """Claims that one row reaches a level with less than each of some others, spreads apart."""
-    claims = []
-    first = mean_and_spread(done[f"{best}, {column}"].values(measure))
-    for other in (name for name in others if f"{name}, {column}" in done):
-        second = mean_and_spread(done[f"{other}, {column}"].values(measure))
-        apart = first[0] + np.nan_to_num(first[1]) < second[0] - np.nan_to_num(second[1])
-        text = f"{column}: {best} needs less than {other} ({measure.name}), spreads apart"
-        claims.append(Claim(text, bool(apart), f"{_pair(first)} against {_pair(second)}"))
-    return claims
+    """Claims that one row needs less of something than each of some others, spreads apart."""
+    return [
+        _order(f"{column}: {best} needs less than {other} ({measure.name})", *pair, measure, falling=True)
+        for other, pair in _pairs(done, column, best, others, measure)
+    ]
 
 
 def higher(done: Mapping[str, Done], column: str, best: str, others: Sequence[str], measure: Measure) -> list[Claim]:
-    """Claims that one row is above each of some others."""
-    claims = []
-    mean = lambda row: mean_and_spread(done[f"{row}, {column}"].values(measure))
-    for other in (name for name in others if f"{name}, {column}" in done):
-        a, b = mean(best), mean(other)
-        text = f"{column}: {best} is above {other} ({measure.name})"
-        claims.append(Claim(text, a[0] > b[0], f"{_pair(a)} against {_pair(b)}"))
-    return claims
+    """Claims that one row is above each of some others, spreads apart."""
+    return [
+        _order(f"{column}: {best} is above {other} ({measure.name})", *pair, measure, falling=False)
+        for other, pair in _pairs(done, column, best, others, measure)
+    ]
 
 
-def _pair(value: tuple[float, float, int]) -> str:
-    if math.isinf(value[0]):
-        return "never"
-    return f"{value[0]:.4g} ± {value[1]:.2g}"
+Summary = tuple[float, float, int]  # mean, spread, how many
+
+
+def _pairs(
+    done: Mapping[str, Done], column: str, best: str, others: Sequence[str], measure: Measure
+) -> list[tuple[str, tuple[Summary, Summary]]]:
+    """What two rows have in a column, for each of the others that was run there."""
+    summary = lambda row: mean_and_spread(done[f"{row}, {column}"].values(measure))
+    return [(other, (summary(best), summary(other))) for other in others if f"{other}, {column}" in done]
+
+
+def _order(text: str, first: Summary, second: Summary, measure: Measure, falling: bool) -> Claim:
+    sign = -1 if falling else 1
+    gap = sign * (first[0] - second[0]) if first[0] != second[0] else 0.0
+    holds = gap > float(np.nan_to_num(first[1]) + np.nan_to_num(second[1]))
+    shown = [measure.show_with_spread(*each[:2]) for each in (first, second)]
+    return Claim(f"{text}, spreads apart", holds, f"{shown[0]} against {shown[1]}{' %' if measure.percent else ''}")

@@ -10,6 +10,7 @@ import numpy as np
 
 from rookery.runs.table import Table
 
+INSIDE = 6  # a legend of so many names is inside a panel, a larger one below all
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # x, mean, spread
 
 
@@ -55,6 +56,7 @@ def plot_panels(
     target: float | None = None,
     wrap: int | None = None,
     logarithmic: bool = False,
+    lowest: float | None = None,
 ) -> Path:
     """Draws panels, in each one curve per name with its spread, into a png.
 
@@ -63,6 +65,7 @@ def plot_panels(
       target: a level to mark.
       wrap: how many panels there are in a row; None: all.
       logarithmic: whether costs are on a logarithmic scale, where what costs nothing is left out.
+      lowest: the lowest value of the metric that is shown; None: all are.
     """
     columns = wrap or len(panels)
     rows = -(-len(panels) // columns)
@@ -81,7 +84,14 @@ def plot_panels(
             axes.set_xscale("log")
         else:
             axes.locator_params(axis="x", nbins=6)
-    grid[0][0].legend(frameon=False)
+    if lowest is not None:
+        grid[0][0].set_ylim(bottom=lowest, top=max(mean.max() for c in panels.values() for _, mean, _ in c.values()))
+    names = max(len(curves) for curves in panels.values())
+    if names > INSIDE:
+        lines = grid[0][0].get_legend_handles_labels()
+        figure.legend(*lines, loc="outside lower center", ncols=min(names, 5), frameon=False)
+    else:
+        grid[0][0].legend(frameon=False)
     if title:
         figure.suptitle(title)
     figure.savefig(path)
