@@ -10,6 +10,7 @@ import pytest
 from rookery.data.datasets import Dataset, digits, synthetic
 from rookery.data.federated import Split
 from rookery.data.partitions import IID, Dirichlet, Shards
+from rookery.errors import InputError
 
 TABLE = {
     "digits": lambda: digits(),
@@ -297,3 +298,15 @@ def test_a_dataset_is_frozen_and_prints_no_arrays():
     assert repr(dataset) == "Dataset(name='numbered', classes=4)"
     with pytest.raises(FrozenInstanceError):
         dataset.name = "other"
+
+
+def test_the_first_examples_of_a_dataset():
+    whole = digits()
+    part = whole.first(100, 50)
+    assert part.train["input"].shape[0] == 100 and part.test["label"].size == 50
+    assert np.array_equal(part.train["input"], whole.train["input"][:100])
+    assert np.array_equal(part.test["label"], whole.test["label"][:50]) and part.classes == 10
+    with pytest.raises(InputError, match="train: 2000 was given; digits has 1438 examples of that part"):
+        whole.first(2000, 10)
+    with pytest.raises(InputError, match="test: 0 was given; digits has 359 examples of that part"):
+        whole.first(10, 0)

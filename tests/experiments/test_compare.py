@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -12,7 +13,7 @@ import rookery as rk
 from rookery.cli import main
 from rookery.experiments.compare import Comparison, compare, run_cell
 from rookery.experiments.experiment import Experiment, Options
-from rookery.experiments.tune import candidates, probe, tune
+from rookery.experiments.tune import Tuning, candidates, choose, probe, settings, tune
 from rookery.runs.table import Table
 from rookery.tasks import base
 from rookery.tasks.hyperrep import HyperRep
@@ -91,15 +92,7 @@ def test_tuning_spends_the_budget_and_takes_the_best():
 
 def test_tuning_never_sees_the_test_set(monkeypatch):
     honest = tune(SIMFBO, budget=15 * 72)
-    real = base.find_dataset
-
-    def scrambled(name, tuning=False):
-        dataset = real(name, tuning)
-        if tuning:
-            return dataset
-        return dataclasses.replace(dataset, test={key: np.zeros_like(array) for key, array in dataset.test.items()})
-
-    monkeypatch.setattr("rookery.tasks.hyperrep.find_dataset", scrambled)
+    monkeypatch.setattr("rookery.tasks.hyperrep.find_dataset", without_test_set)
     assert tune(SIMFBO, budget=15 * 72).table.rows == honest.table.rows
 
 
@@ -108,6 +101,49 @@ def test_when_every_candidate_diverges_it_is_said():
     wild = dataclasses.replace(SIMFBO, method=rk.SimFBO(lr=rk.Rates(1e30)))
     with pytest.raises(rk.InputError, match="tune: every candidate of simfbo diverged"):
         tune(wild, budget=15 * 200)
+
+
+def test_a_choice_is_of_the_setting_that_is_best_all_along():
+    method = lambda rate, steps=1: rk.SimFBO(lr=rk.Rates(rate), local_steps=steps)
+    slow, good, wild = method(1e-6), method(0.2), method(1e30)
+    found = choose(SIMFBO, [slow, wild, good, method(1e-6, steps=2)], exchanges=6)
+    assert found.method is good and [row["rounds"] for row in found.table.rows] == [6] * 4
+    curve = tried(good)["accuracy"][1:]
+    row = next(row for row in found.table.rows if row["setting"] == settings(good))
+    assert row["accuracy"] == pytest.approx(float(np.mean(curve)))
+    lost = next(row for row in found.table.rows if row["setting"] == settings(wild))
+    assert math.isnan(lost["accuracy"]) and found.gradients > 6 * 15 * 2
+    with pytest.raises(rk.InputError, match="tune: every setting of simfbo diverged; give smaller rates"):
+        choose(SIMFBO, [wild], exchanges=3)
+    again = Tuning.from_json(json.loads(json.dumps(found.to_json())))
+    assert settings(again.method) == settings(good) and again.gradients == found.gradients
+
+
+def tried(method):
+    """What one setting gives alone, on the data for tuning."""
+    assembly = SIMFBO.assemble(tuning=True)
+    return rk.run(method=method, rounds=6, every=1, **SIMFBO.arguments(assembly)).history
+
+
+def test_a_choice_never_sees_the_test_set(monkeypatch):
+    methods = [rk.SimFBO(lr=rk.Rates(rate)) for rate in (0.05, 0.2)]
+    honest = choose(SIMFBO, methods, exchanges=4)
+    monkeypatch.setattr("rookery.tasks.hyperrep.find_dataset", without_test_set)
+    assert choose(SIMFBO, methods, exchanges=4).table.rows == honest.table.rows
+
+
+def without_test_set(name, tuning=False):
+    """The dataset for tuning as it is, and the other with a test set of zeros."""
+    dataset = base.find_dataset(name, tuning)
+    if tuning:
+        return dataset
+    return dataclasses.replace(dataset, test={key: np.zeros_like(array) for key, array in dataset.test.items()})
+
+
+def test_settings_are_named_where_they_are_not_the_usual_ones():
+    assert settings(rk.SimFBO(lr=rk.Rates(x=0.3, y=0.1, v=0.1))) == "lr 0.3 (x), 0.1 (y), 0.1 (v)"
+    drifting = rk.FedBiO(lr=rk.Rates(0.1), local_steps=5, drift=rk.ControlVariates())
+    assert settings(drifting) == "lr 0.1 (default); local_steps 5; drift ControlVariates()"
 
 
 def test_a_comparison_is_gone_on_with(tmp_path):

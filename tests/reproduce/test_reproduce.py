@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 
 import rookery as rk
 from rookery.cli import main
-from rookery.reproduce.page import verdict
+from rookery.experiments.experiment import Experiment
+from rookery.experiments.tune import settings
+from rookery.reproduce.page import grids, rows_of, verdict
 from rookery.reproduce.registry import STUDIES, reproduce
-from rookery.reproduce.study import First, Last, Measure, mean_and_spread
+from rookery.reproduce.study import Cell, Done, First, Last, Measure, fewer, higher, mean_and_spread
 from rookery.runs.table import Table
+from rookery.tasks.riskaverse import RiskAverse
 
 HISTORY = Table([{"round": n, "exchanges": 2 * n, "accuracy": value} for n, value in enumerate((0.1, 0.92, 0.8, 0.95))])
 
@@ -56,8 +61,49 @@ def test_a_page_of_what_is_done_names_what_is_missing(tmp_path):
         reproduce("fedmsa-mco", seeds=3, quick=True, out=tmp_path, run=False)
 
 
+def test_figures_of_the_same_runs_share_them(tmp_path):
+    said: list[str] = []
+    reproduce("simfbo-fig3", seeds=1, quick=True, out=tmp_path, say=said.append)
+    assert said
+    said.clear()
+    page, done = reproduce("simfbo-fig2", seeds=1, quick=True, out=tmp_path, say=said.append)
+    assert not said and "training accuracy" in page.read_text()
+    assert all(0 <= each.histories[0]["training_accuracy"][-1] <= 1 for each in done.values())
+
+
+def test_what_tuning_chose_is_kept_and_shown(tmp_path):
+    page, done = reproduce("frontier", seeds=1, quick=True, out=tmp_path, say=lambda text: None)
+    each = done["FedBiO, iid"]
+    assert each.tuning.method in each.cell.search.methods and len(each.tuning.table.rows) == 2
+    assert f"| FedBiO, iid | 2 | {each.tuning.gradients:,} | {settings(each.tuning.method)} |" in page.read_text()
+    said: list[str] = []
+    _, again = reproduce("frontier", seeds=1, quick=True, out=tmp_path, say=said.append)
+    assert not said and settings(again["FedBiO, iid"].tuning.method) == settings(each.tuning.method)
+    path = tmp_path / ".cells" / "frontier-quick" / "FedBiO_iid.json"
+    kept = json.loads(path.read_text())
+    kept["asked"]["search"]["exchanges"] = 11
+    path.write_text(json.dumps(kept))
+    _, done = reproduce("frontier", seeds=1, quick=True, out=tmp_path, say=said.append, run=False)
+    assert "FedBiO, iid" not in done  # it was tuned otherwise
+
+
+def test_an_option_that_came_later_had_its_default_before(tmp_path):
+    reproduce("fedmsa-mco", seeds=1, quick=True, out=tmp_path, say=lambda text: None)
+    cells = sorted((tmp_path / ".cells" / "fedmsa-mco-quick").glob("*.json"))
+    for path, other in zip(cells, (RiskAverse().delta, 0.5)):
+        kept = json.loads(path.read_text())
+        del kept["asked"]["task"]["delta"]
+        if other != RiskAverse().delta:
+            kept["asked"]["task"]["delta"] = other
+        path.write_text(json.dumps(kept))
+    _, done = reproduce("fedmsa-mco", seeds=1, quick=True, out=tmp_path, run=False)
+    assert len(done) == len(cells) - 1
+
+
 def test_numbers_are_read_off_histories():
     assert First("exchanges", "accuracy", 0.9)(HISTORY) == 2 and First("round", "accuracy", 0.96)(HISTORY) == math.inf
+    assert math.isnan(Last("f1")(HISTORY)) and math.isnan(mean_and_spread(np.asarray([math.nan, math.nan]))[0])
+    assert mean_and_spread(np.asarray([math.inf, math.inf]))[0] == math.inf
     assert Last("accuracy")(HISTORY) == 0.95 and Last("accuracy", 2)(HISTORY) == pytest.approx(0.875)
     mean, spread, reached = mean_and_spread(HISTORY["exchanges"][:3].astype(float) * [1, 1, math.inf])
     assert (mean, spread, reached) == (1.0, 1.0, 2)
@@ -83,6 +129,45 @@ def test_verdicts(rising, ours, all_reached, paper, expected):
         "it", Last("accuracy"), rising=rising, tolerance=0.005 if rising else 0, factor=1 if rising else 1.1
     )
     assert verdict(measure, ours, all_reached, paper) == expected
+
+
+def done_with(row: str, *finals: float) -> Done:
+    cell = Cell(row, "here", Experiment("riskaverse", RiskAverse(), "FedMSA", rk.FedMSA(lr=0.1)))
+    histories = [Table([{"round": 0, "accuracy": final, "exchanges": 1000 * final}]) for final in finals]
+    return Done(cell, histories, 1.0, "abc", "cpu")
+
+
+def test_an_order_holds_where_spreads_are_apart():
+    done = {f"{row}, here": done_with(row, *values) for row, values in (("a", (0.9, 0.8)), ("b", (0.6, 0.7)))}
+    done["c, here"] = done_with("c", 0.7, 0.85)
+    percent = Measure("it", Last("accuracy"), percent=True)
+    found = higher(done, "here", "a", ("b", "c", "missing"), percent)
+    assert [claim.holds for claim in found] == [True, False]
+    assert found[0].text == "here: a is above b (it), spreads apart"
+    assert found[0].found == "85.00 ± 5 against 65.00 ± 5 %"
+    spent = Measure("exchanges", Last("exchanges"), rising=False)
+    assert [claim.holds for claim in fewer(done, "here", "b", ("a", "c"), spent)] == [True, False]
+    never = Measure("never", First("exchanges", "accuracy", 0.75), rising=False)
+    (claim,) = fewer(done, "here", "a", ("b",), never)
+    assert claim.holds and claim.found == "850 ± 50 against never"
+    assert not fewer(done, "here", "b", ("b",), never)[0].holds
+
+
+def test_numbers_are_shown_whole():
+    measure = Measure("it", Last("accuracy"))
+    assert measure.show_with_spread(20000.0, 1234.5) == "20,000 ± 1,234"
+    assert measure.show_with_spread(126.66, 8.2) == "126.7 ± 8.2" and measure.show(0.00012345) == "0.0001234"
+    assert measure.show_with_spread(349.3, 113.2) == "349.3 ± 110" and measure.show_with_spread(math.inf, 1) == "never"
+
+
+def test_a_grid_has_a_row_per_method_and_leaves_out_what_has_no_meaning():
+    study = dataclasses.replace(
+        STUDIES["fedbio-tasks"], measures=(Measure("it", Last("accuracy"), percent=True), Measure("f1", Last("f1")))
+    )
+    table = rows_of(study, {"a, here": done_with("a", 0.9), "b, here": done_with("b", 0.6)})
+    (grid,) = grids(study, table)  # nothing for f1, which no cell has
+    assert (grid.heading, grid.columns, grid.rows) == ("it, %", ["here"], [["a", "90.00 ± 0"], ["b", "60.00 ± 0"]])
+    assert [each.heading for each in grids(study, table, by_setting=True)] == ["here"]
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,13 @@ from rookery.tasks.metrics import (
     client_accuracies,
     f1,
     label_mix,
+    on_both,
     on_test,
     over_clients,
     predict,
 )
 from rookery.tasks.models import MLP
+from rookery.vectors import Values
 
 RNG = np.random.default_rng(0)
 
@@ -92,3 +94,17 @@ def test_equal_metrics_have_equal_functions():
     data = rk.data.digits()
     make = lambda width: on_test(Evaluation(MLP(64, (width,), 10)), data).function
     assert make(3) == make(3) and hash(make(3)) == hash(make(3)) and make(3) != make(4)
+
+
+def test_the_accuracy_on_training_examples_is_measured_beside_that_on_the_test_set():
+    dataset = rk.data.load("digits")
+    network = MLP(64, (), 10)
+    evaluation = Evaluation(network, parts=("x",))
+    z = Values({"x": network.init(jax.random.key(0))})
+    found, plain = on_both(evaluation, dataset)(z), on_test(evaluation, dataset)(z)
+    assert {name: float(found[name]) for name in plain} == {name: float(value) for name, value in plain.items()}
+    scores = predict(network, z.x, jnp.asarray(dataset.train["input"]))
+    expected = np.mean(np.argmax(scores, axis=1) == dataset.train["label"])
+    assert float(found["training_accuracy"]) == pytest.approx(float(expected), abs=1e-6)
+    few = on_both(evaluation, dataset, most=100)(z)["training_accuracy"]
+    assert float(100 * few) == pytest.approx(round(float(100 * few)), abs=1e-4)  # a share of 100 examples

@@ -185,7 +185,7 @@ of steps anew in every round, from 1 to twice the chosen one less 1.
     misses_heading="Missed",
     remarks="""
 - With 40 local steps a client goes through its 300 training examples more than four times between two exchanges: iid,
-  two exchanges are enough for 90 %. Non-iid, drift decides: control variates take a third less than plain SimFBO to
+  two exchanges are enough for 90 %. Non-iid, drift decides: control variates take a quarter less than plain SimFBO to
   90 %, and are the only ones to reach 97 %, for half as many megabytes again in each exchange.
 - FedBiO and SimFBO have the same numbers because both chose the same rates, and SimFBO a server rate equal to the
   local one: then they are one method.

@@ -141,6 +141,8 @@ def grids(study: Study, table: Table, by_setting: bool = False) -> list[Grid]:
     found = []
     for name in dict.fromkeys(row[outer] for row in table.rows):
         rows = [row for row in table.rows if row[outer] == name and not _empty(row)]
+        if not rows:
+            continue
         columns = list(dict.fromkeys(row[inner] for row in rows))
         lines = []
         for method in dict.fromkeys(row["method"] for row in rows):

@@ -82,6 +82,8 @@ class HyperRep:
         )
         dataset = find_dataset(self.data, tuning)
         if self.examples:
+            most = min(len(dataset.train["label"]), 2 * len(dataset.test["label"]))
+            check_options(self, examples=(2 <= self.examples <= most, f"a number from 2 to {most}, or 0 for all,"))
             dataset = dataset.first(self.examples, self.examples // 2)
         network = find_network(self.model, dataset, (self.hidden,), ("mlp", "lenet"))
         evaluation = Evaluation(network, parts=("x", "y"))
