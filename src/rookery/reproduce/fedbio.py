@@ -156,5 +156,6 @@ all, and one of each client's own, whose solutions differ. The distance is the m
     measures=(DISTANCE,),
     claims=claims,
     metric="distance",
+    log_metric=True,
     axes=("round",),
 )

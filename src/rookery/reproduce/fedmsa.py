@@ -92,6 +92,7 @@ nearer of the two minimisers, which are found by Newton's method in float64.
         "its own best step it ends closer. What FedMSA saves is rounds."
     },
     metric="distance",
+    log_metric=True,
     axes=("round",),
 )
 

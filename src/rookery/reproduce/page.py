@@ -82,8 +82,16 @@ def plot(study: Study, done: Mapping[str, Done], path: Path) -> None:
             label = f"{axis}\n{each.cell.column}" if each.cell.column else axis
             panels.setdefault(label, {})[each.cell.row] = (x, values.mean(axis=0), values.std(axis=0))
     wrap = len(study.axes) if len(study.axes) > 1 else None
-    shown = {"title": study.title, "wrap": wrap, "logarithmic": study.logarithmic, "lowest": study.lowest}
-    plot_panels(panels, study.metric, path, **shown)
+    plot_panels(
+        panels,
+        study.metric,
+        path,
+        title=study.title,
+        wrap=wrap,
+        logarithmic=study.logarithmic,
+        log_metric=study.log_metric,
+        lowest=study.lowest,
+    )
 
 
 def render(study: Study, done: Mapping[str, Done], table: Table, name: str, command: str, quick: bool) -> str:

@@ -162,7 +162,7 @@ class Study:
       remarks: what is to be said of the numbers, in markdown.
       causes: why a cell misses the paper's number, by its name or part of it.
       axes, metric: what the figure shows: the metric against each.
-      logarithmic: whether the axes are.
+      logarithmic, log_metric: whether the axes are, and the metric.
       lowest: the lowest value of the metric that the figure shows; None: all.
       by_setting: whether the page has a table per setting with a column per measure, or one per measure with a column
         per setting.
@@ -185,16 +185,24 @@ class Study:
     axes: tuple[str, ...] = ("exchanges",)
     metric: str = "accuracy"
     logarithmic: bool = False
+    log_metric: bool = False
     lowest: float | None = None
     by_setting: bool = False
     runs_of: str = ""
     seeds: int = 5
 
 
-def fewer(done: Mapping[str, Done], column: str, best: str, others: Sequence[str], measure: Measure) -> list[Claim]:
-    """Claims that one row needs less of something than each of some others, spreads apart."""
+def fewer(
+    done: Mapping[str, Done],
+    column: str,
+    best: str,
+    others: Sequence[str],
+    measure: Measure,
+    verb: str = "needs less than",
+) -> list[Claim]:
+    """Claims that one row has less of something than each of some others, spreads apart."""
     return [
-        _order(f"{column}: {best} needs less than {other} ({measure.name})", *pair, measure, falling=True)
+        _order(f"{column}: {best} {verb} {other} ({measure.name})", *pair, measure, falling=True)
         for other, pair in _pairs(done, column, best, others, measure)
     ]
 

@@ -56,6 +56,7 @@ def plot_panels(
     target: float | None = None,
     wrap: int | None = None,
     logarithmic: bool = False,
+    log_metric: bool = False,
     lowest: float | None = None,
 ) -> Path:
     """Draws panels, in each one curve per name with its spread, into a png.
@@ -65,6 +66,7 @@ def plot_panels(
       target: a level to mark.
       wrap: how many panels there are in a row; None: all.
       logarithmic: whether costs are on a logarithmic scale, where what costs nothing is left out.
+      log_metric: whether the metric is on a logarithmic scale.
       lowest: the lowest value of the metric that is shown; None: all are.
     """
     columns = wrap or len(panels)
@@ -76,7 +78,9 @@ def plot_panels(
             begin = int(np.argmax(x > 0)) if logarithmic else 0
             x, mean, spread = x[begin:], mean[begin:], spread[begin:]
             (line,) = axes.plot(x, mean, label=name, linewidth=1.8)
-            axes.fill_between(x, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
+            # On a logarithmic scale the band is as wide below as above, and does not fall through zero.
+            below = mean**2 / (mean + spread) if log_metric else mean - spread
+            axes.fill_between(x, below, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
         if target is not None:
             axes.axhline(target, color="0.5", linewidth=1, linestyle="--")
         _dress(axes, against, "" if number % columns else metric)
@@ -84,14 +88,18 @@ def plot_panels(
             axes.set_xscale("log")
         else:
             axes.locator_params(axis="x", nbins=6)
+        if log_metric:
+            axes.set_yscale("log")
     if lowest is not None:
         grid[0][0].set_ylim(bottom=lowest, top=max(mean.max() for c in panels.values() for _, mean, _ in c.values()))
-    names = max(len(curves) for curves in panels.values())
-    if names > INSIDE:
+    first = set(next(iter(panels.values())))
+    if len(first) > INSIDE and all(first.issuperset(curves) for curves in panels.values()):
         lines = grid[0][0].get_legend_handles_labels()
-        figure.legend(*lines, loc="outside lower center", ncols=min(names, 5), frameon=False)
+        figure.legend(*lines, loc="outside lower center", ncols=5, frameon=False)
     else:
-        grid[0][0].legend(frameon=False)
+        for number, (axes, curves) in enumerate(zip(grid.flat, panels.values())):
+            if number == 0 or not first.issuperset(curves):  # names that the first panel does not explain
+                axes.legend(frameon=False)
     if title:
         figure.suptitle(title)
     figure.savefig(path)
