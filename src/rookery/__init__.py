@@ -37,7 +37,7 @@ from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.ledger import Ledger
 from rookery.federation.method import State, method, static, struct
-from rookery.federation.rates import PerClient, Rates
+from rookery.federation.rates import Decay, PerClient, Rates
 from rookery.federation.replies import Scaled
 from rookery.federation.sampling import All, Bernoulli, Uniform, Weighted, WithReplacement
 from rookery.federation.server import ServerOptimiser
@@ -75,6 +75,7 @@ __all__ = [
     "Compositional",
     "ConjugateGradient",
     "ControlVariates",
+    "Decay",
     "Dirichlet",
     "DivergenceWarning",
     "Duals",

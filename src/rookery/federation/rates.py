@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -46,6 +47,29 @@ class PerClient:
                 f"{argument}: PerClient of shape {table.shape} was given; {population} finite numbers are needed, one "
                 "for each client"
             )
+
+
+@dataclass(frozen=True)
+class Decay:
+    """A schedule of falling rates, rate / (1 + t / scale)^power at round t, that a run's folder can hold.
+
+    >>> Rates(x=Decay(0.1, scale=10.0, power=0.5), y=0.2).at(30)
+    Rates(x=0.05, y=0.2)
+    """
+
+    rate: float
+    scale: float = 1.0
+    power: float = 1 / 3
+
+    def __post_init__(self):
+        if not (_is_finite_number(self.rate) and self.scale > 0 and self.power >= 0):
+            raise InputError(
+                f"Decay: rate {self.rate!r}, scale {self.scale!r} and power {self.power!r} were given; a finite rate, "
+                "scale > 0 and power >= 0 are needed"
+            )
+
+    def __call__(self, time: Scalar) -> Any:
+        return self.rate / (1 + time / self.scale) ** self.power
 
 
 @register_pytree_with_keys_class

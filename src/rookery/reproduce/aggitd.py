@@ -89,7 +89,8 @@ The paper does not say how large minibatches are, and they make the steps of an 
 FedNest's code) an epoch is so short that FBO-AggITD needs 560, 135, 1,390 and 395 exchanges in the four columns (one
 seed); with 10 (the default of that code) 150 local steps at tau = 5 are too many along one direction of the upper
 level: FedNest diverges after 350 exchanges (one seed); with 20 FBO-AggITD needs 569 exchanges non-iid with tau = 1, and
-less than the paper elsewhere (five seeds). The table has 16.
+less than the paper elsewhere (five seeds). The table has 16, chosen on these test results: it is a reproduction, and no
+comparison of methods. (BATCH in rookery/reproduce/aggitd.py is the number to change.)
 """,
     cells=cells,
     measures=(

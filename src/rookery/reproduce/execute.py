@@ -51,7 +51,7 @@ def run_study(
 
 def run_cell(cell: Cell, seeds: int, say: Callable[[str], Any] = lambda text: None) -> Done:
     """One cell with seeds 0, 1, ..., each with its own partition, initial values and draws; tuned first where asked."""
-    begun = time.perf_counter()
+    begun, made_by = time.perf_counter(), commit()
     options, method, tuning = cell.experiment.options, cell.experiment.method, None
     if cell.search is not None:
         tuning = choose(cell.experiment, cell.search.methods, cell.search.exchanges, say)
@@ -79,7 +79,7 @@ def run_cell(cell: Cell, seeds: int, say: Callable[[str], Any] = lambda text: No
             results = [run_once(**(experiments[s].arguments(assembled[s]) | shared)) for s in numbers]
     seconds = time.perf_counter() - begun
     histories = [result.history for result in results]
-    return Done(cell, histories, seconds, commit(), str(jax.devices()[0].device_kind), tuning)
+    return Done(cell, histories, seconds, made_by, str(jax.devices()[0].device_kind), tuning)
 
 
 def _none(z: Any) -> Mapping[str, Any]:
@@ -87,20 +87,20 @@ def _none(z: Any) -> Mapping[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is checked out, where there is one; else the version."""
+    """The commit that is checked out, marked where the package was changed since; the version where there is none."""
     if named := os.environ.get("ROOKERY_COMMIT"):  # where the code is a copy without its history
         return named
     try:
-        found = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return found.stdout.strip()
+        changed = _git("status", "--porcelain", "--", ".")
+        return _git("rev-parse", "--short", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return f"rookery {__version__}"
+
+
+def _git(*arguments: str) -> str:
+    package = Path(__file__).parents[1]
+    found = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, check=True)
+    return found.stdout.strip()
 
 
 def _asked(cell: Cell, seeds: int) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from rookery.algorithms.fedbioacc import FedBiOAcc
 from rookery.data.federated import federate
 from rookery.data.partitions import Partition
 from rookery.experiments.experiment import Experiment, Options
-from rookery.federation.rates import Rates
+from rookery.federation.rates import Decay, Rates
 from rookery.metric import Metric
 from rookery.problems.exact.bilevel import QuadraticBilevel
-from rookery.reproduce.study import Cell, Claim, Done, Last, Measure, Study, mean_and_spread
+from rookery.reproduce.study import Cell, Claim, Done, Last, Measure, Study, fewer, mean_and_spread
 from rookery.tasks.base import Assembly
 from rookery.vectors import Values
 
@@ -89,8 +89,11 @@ def cells(quick: bool) -> list[Cell]:
     controlled = FedBiO(lr=rates, local_steps=10, drift=ControlVariates())
     found.append(_cell("FedBiO, I = 10, control variates", "drift", drift, controlled, **whole))
     noisy = {"rounds": 4000 // scale, "every": 40 // scale or 1, "batch_size": 1}
+    # FedBiOAcc's steps are alpha_t = (1 + t)^(-1/3) times the rates, with t = 2 round + 1 in the middle of a round.
+    falling = rates.map(lambda rate: Decay(rate * 2 ** (-1 / 3)))
     for name, method in (
         ("FedBiO", FedBiO(lr=rates, local_steps=2)),
+        ("FedBiO, steps as FedBiOAcc", FedBiO(lr=falling, local_steps=2)),
         ("FedBiOAcc", FedBiOAcc(lr=rates, local_steps=2)),
     ):
         found.append(_cell(name, "noise", Quadratic(heterogeneity=0.3), method, **noisy))
@@ -128,6 +131,7 @@ def claims(done: Mapping[str, Done]) -> list[Claim]:
         Claim("exact with I = 1, and a drift that grows with I", grows, ", ".join(f"{d:.2g}" for d in drifts)),
         Claim("control variates take the drift away at I = 10", controlled < 1e-6, f"{controlled:.2g}"),
         Claim("FedBiOAcc is closer than FedBiO at equal noise", momentum < plain, f"{momentum:.3g}, {plain:.3g}"),
+        *fewer(done, "noise", "FedBiOAcc", ("FedBiO, steps as FedBiOAcc",), DISTANCE, verb="is closer than"),
         Claim(
             "the squared error falls as 1 / clients (slope -1 in logarithms, to 0.25)",
             abs(slope + 1) < 0.25,
@@ -148,13 +152,19 @@ RATES = Study(
     settings="""
 The quadratic bilevel problem E1 (x in R^2, y in R^3), 8 clients who all take part, float64, rates 0.02 for x and 0.1
 for y and v. **drift**: strong heterogeneity, full batches, 2,000 rounds. **noise**: mild heterogeneity, minibatches
-of one example, I = 2, 4,000 rounds: each momentum step draws as many samples as a plain one. **speed-up**: one pool
-of 256 examples dealt to 1, 4, 16 or 64 clients, one example each in a step. **lower levels**: one lower problem for
-all, and one of each client's own, whose solutions differ. The distance is the mean over the last 20 evaluations.
+of one example, I = 2, 4,000 rounds: each momentum step draws as many samples as a plain one, and takes two gradients of
+each. FedBiOAcc's steps fall as alpha_t = (1 + t)^(-1/3); FedBiO is there with constant steps and with the same falling
+ones. **speed-up**: one pool of 256 examples dealt to 1, 4, 16 or 64 clients, one example each in a step, rates 0.05 for
+y and v. **lower levels**: one lower problem for all, and one of each client's own, whose solutions differ.
 """,
     cells=cells,
     measures=(DISTANCE,),
     claims=claims,
+    causes={
+        "FedBiOAcc is closer than FedBiO, steps": "On this problem, at this noise and length, falling steps alone do "
+        "what momentum and falling steps do together: the gain over constant steps is not one of momentum. The theorem "
+        "is about the order of the number of samples as the error goes to zero, which 8,000 steps do not show."
+    },
     metric="distance",
     log_metric=True,
     axes=("round",),

@@ -10,7 +10,7 @@ from rookery.algorithms.fedmsa import FedMSA
 from rookery.algorithms.fednest import FedNest
 from rookery.experiments.experiment import Experiment, Options
 from rookery.federation.rates import Rates
-from rookery.reproduce.study import Cell, Claim, Done, First, Last, Measure, Search, Study, mean_and_spread
+from rookery.reproduce.study import Cell, Claim, Done, First, Last, Measure, Search, Study, Summary, fewer, summary
 from rookery.tasks.losstuning import LossTuning
 from rookery.tasks.riskaverse import RiskAverse
 
@@ -18,8 +18,9 @@ SOURCE = "*Federated Multi-Sequence Stochastic Approximation with Local Hypergra
 
 # Risk-averse learning.
 
-STEPS = (0.0002, 0.0005, 0.001, 0.0015, 0.002)  # of x, the same grid for both
+STEPS = (0.0002, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004)  # of x, the same grid for both
 DISTANCE = Measure("distance to the nearer minimiser", Last("distance"), rising=False)
+NEAR = Measure("exchanges to a distance of 0.1", First("exchanges", "distance", 0.1, falling=True), rising=False)
 
 
 def risk_averse(quick: bool) -> list[Cell]:
@@ -46,29 +47,31 @@ def risk_averse(quick: bool) -> list[Cell]:
 
 
 def risk_averse_claims(done: Mapping[str, Done]) -> list[Claim]:
-    """At its best step of the grid FedMSA is at least as close after as many updates, with a fifth of the rounds."""
+    """At its best step of the grid FedMSA is at least as close after as many updates, and needs a fifth as much."""
 
-    def best(row: str) -> tuple[Done, tuple[float, float, int]]:
-        cells = [each for each in done.values() if each.cell.row == row]
-        return min(
-            ((each, mean_and_spread(each.values(DISTANCE))) for each in cells), key=lambda pair: pair[1][0]
-        )  # fmt: skip
+    def best(row: str) -> tuple[Done, Summary]:
+        cells = [each for each in done.values() if each.cell.row == row and not any(each.diverged)]
+        return min(((each, summary(each, DISTANCE)) for each in cells), key=lambda pair: pair[1].mean)
 
     (ours, near), (centre, far) = best("FedMSA, K = 5"), best("centralised, K = 1")
-    rounds = [each.cell.experiment.options.rounds for each in (ours, centre)]
-    return [
+    claims = [
         Claim(
             "after 1,000 updates, each at its best step, FedMSA is at least as close to a minimiser (to 10 %)",
-            near[0] <= 1.1 * far[0],
-            f"{near[0]:.3g} ± {near[1]:.1g} ({ours.cell.column}) against {far[0]:.3g} ± {far[1]:.1g} "
-            f"({centre.cell.column})",
-        ),
-        Claim(
-            "FedMSA takes a fifth of the rounds",
-            rounds[1] == 5 * rounds[0],
-            f"{rounds[0]} rounds of two exchanges against {rounds[1]} iterations",
-        ),
+            near.mean <= 1.1 * far.mean,
+            f"{near.show(DISTANCE)} ({ours.cell.column}) against {far.show(DISTANCE)} ({centre.cell.column})",
+        )
     ]
+    for column in dict.fromkeys(each.cell.column for each in done.values()):
+        mine, theirs = (summary(done[f"{row}, {column}"], NEAR) for row in ("FedMSA, K = 5", "centralised, K = 1"))
+        if mine.reached == mine.seeds and theirs.reached == theirs.seeds:
+            claims.append(
+                Claim(
+                    f"{column}: FedMSA needs a fifth of the exchanges to a distance of 0.1 (to 10 %)",
+                    mine.mean <= 1.1 * theirs.mean / 5,
+                    f"{mine.show(NEAR)} against {theirs.show(NEAR)}",
+                )
+            )
+    return claims
 
 
 MCO = Study(
@@ -80,16 +83,16 @@ min_x E[U] + 0.5 sqrt(E[max(0, U - E U)^2] + 0.01) with U = (b - (a'x)^2)^2, d =
 covariance (independent normal entries) is none; here it is R'R with R = I + 0.3 N / sqrt(d). FedMSA: 10 clients with
 100 measurements each, 200 rounds of K = 5 local steps; centralised: one client with all of them, 1,000 iterations. Full
 batches (the paper names none; with minibatches of 10 the tails of U, a fourth power, throw the tracked spread below
-zero in most runs), rate 0.2 for the inner sequences, the same five steps of x for both. The distance is that to the
+zero in most runs), rate 0.2 for the inner sequences, the same seven steps of x for both. The distance is that to the
 nearer of the two minimisers, which are found by Newton's method in float64.
 """,
     cells=risk_averse,
-    measures=(DISTANCE,),
+    measures=(DISTANCE, NEAR),
     claims=risk_averse_claims,
     causes={
-        "after 1,000 updates": "At equal steps of x both are equally close, to a few percent, as long as neither "
-        "diverges; but one centralised iteration stands a larger step than five local ones between two averages, so at "
-        "its own best step it ends closer. What FedMSA saves is rounds."
+        "after 1,000 updates": "At equal steps of x both are equally close, to a few percent, where neither diverges. "
+        "But of five problems one lets FedMSA diverge in its first rounds at a step that the centralised run still "
+        "stands, so that the largest step at which all five converge is smaller. What FedMSA saves is exchanges."
     },
     metric="distance",
     log_metric=True,
@@ -119,7 +122,7 @@ def loss_tuning(quick: bool) -> list[Cell]:
         method = FedNest(
             lr=Rates(x=0.05, y=0.1), neumann_step=0.1, neumann_terms=5, lower_steps=12, upper_steps=12
         )  # fmt: skip
-        experiment = Experiment("losstuning", task, "FedNest", method, _options(q, 5 if quick else 100, quick))
+        experiment = Experiment("losstuning", task, "FedNest", method, _options(q, 5 if quick else 200, quick))
         found.append(Cell("FedNest", f"q = {q:g}", experiment))
     return found
 
@@ -143,23 +146,10 @@ def _options(q: float, rounds: int, quick: bool) -> Options:
 
 
 def loss_tuning_claims(done: Mapping[str, Done]) -> list[Claim]:
-    """FedNest needs many times the exchanges of FedMSA."""
-    claims = []
-    for column in dict.fromkeys(each.cell.column for each in done.values()):
-        ours = min(
-            mean_and_spread(each.values(TARGET))[0]
-            for each in done.values()
-            if each.cell.column == column and each.cell.row.startswith("FedMSA")
-        )
-        theirs = mean_and_spread(done[f"FedNest, {column}"].values(TARGET))[0]
-        claims.append(
-            Claim(
-                f"{column}: FedMSA reaches 90 % in fewer exchanges than FedNest",
-                ours < theirs,
-                f"{TARGET.show(ours)} against {TARGET.show(theirs)}",
-            )
-        )
-    return claims
+    """FedNest needs many times the exchanges of FedMSA: at the published rates, and of FedMSA with tuned ones."""
+    rows = ("FedMSA, K = 12", "FedMSA, K = 12, tuned")
+    columns = dict.fromkeys(each.cell.column for each in done.values())
+    return [claim for c in columns for row in rows for claim in fewer(done, c, row, ("FedNest",), TARGET)]
 
 
 LOSS_TUNING = Study(
@@ -171,7 +161,9 @@ Class c keeps the first ceil(6000 * 0.01^(c/9)) training images, 14,817 in all; 
 one class with share q; 10 clients a round, all of which take local steps. The lower level fits all weights of a network
 784-200-10 to CE(sigmoid(dy) * logits + ly), the upper is the class-balanced loss of the fifth of each client's examples
 that is kept for validation. alpha 0.05, beta 0.1 for weights and adjoint, rho 0.5, minibatches of 10; 250 rounds of
-FedMSA (two exchanges each) and 100 of FedNest (ten each). **Tuned**: K = 12 with all of a client's examples in every
+FedMSA (two exchanges each) and 200 of FedNest (ten each; the same rates, lambda 0.1, T = 5, 12 lower and 12 upper local
+steps). The lower loss has a ridge of 0.001. The five warm-up rounds of the published code are left out. Three seeds, to
+save time. **Tuned**: K = 12 with all of a client's examples in every
 step, 12 combinations of rates (x 0.05, 1; y 0.2, 0.4, 0.8; v 0.01, 0.05) tried for 250 exchanges on a sixth of the
 training examples, held out; what counts is the mean class-balanced accuracy. The paper gives one number: about 250
 exchanges to 90 % test accuracy for FedMSA, and more than 2,000 for FedNest.
@@ -180,13 +172,15 @@ exchanges to 90 % test accuracy for FedMSA, and more than 2,000 for FedNest.
     measures=(TARGET, TOP1, BALANCED),
     claims=loss_tuning_claims,
     causes={
-        "FedMSA, K = 12, q": "The adjoint explodes: |v| is 8e6 after 20 rounds (q = 0.1, seed 0). It is the noise of "
-        "minibatches of 10 at this step: with a step of 0.01 for v in place of 0.1 it stays below 8, with minibatches "
-        "of 32 and the published steps below 50. Large minibatches, and rates that are tuned, make the row that is "
-        "called tuned.",
-        "FedMSA, K = 12, tuned, q = 1": "Clients who hold one class: ten of them in a round leave classes out, the "
-        "accuracy jumps between rounds, and tuning chose the smaller rate. The paper does not say at which q its 250 "
-        "were counted; at q = 0.1 the same setting takes half of that.",
+        "FedMSA, K = 12 needs": "It does not reach 90 % itself; see there.",
+        "FedMSA, K = 12, q": "The adjoint explodes: |v|, taken as a metric, is 8e6 after 20 rounds (q = 0.1, seed 0). "
+        "It is the noise of minibatches of 10 at this step: with a step of 0.01 for v in place of 0.1 it stays below 8 "
+        "for 100 rounds, with minibatches of 32 and the published steps below 50. Large minibatches, and rates that are "
+        "tuned, make the row that is called tuned.",
+        "FedMSA, K = 12, tuned, q = 1": "Clients who hold one class: ten of them in a round leave classes out, and the "
+        "accuracy jumps between rounds. The paper does not say at which q its 250 were counted; at q = 0.1 it takes "
+        "half of that. In both settings it chose the smallest rate of y in the grid, so a finer one may do better.",
+        "FedMSA, K = 12, tuned needs": "The seeds differ much at q = 1, or do not all get there.",
     },
     seeds=3,
 )

@@ -138,8 +138,8 @@ momentum, 2 local epochs (HLU: 1 to 5, drawn for every client and round), 500 ro
 step 1; FedDyn alpha 0.1; FedVRA gamma 0.1, d 10, a {a}. {network}
 The accuracy is that of the server's point on the test set, the mean over the last ten rounds. Inputs are standardised,
 which the paper does not say, and the numbers of rounds depend on it: on MNIST with inputs in [0, 1], one seed, FedVRA
-takes 38 and 95 rounds to 90 and 95 %. Whether that is all of the difference to the paper was not looked into. The cells
-were run on a copy of the code before it was committed; the commit named above is the first that holds it.
+takes 38 and 95 rounds to 90 and 95 %. Whether that is all of the difference to the paper was not looked into. Cells at
+commit 2df2c35 were run before it was made: it is the first that holds their code.
 """
 
 MNIST_LEVELS, CIFAR10_LEVELS = (0.90, 0.95, 0.97), (0.50, 0.60, 0.70)

@@ -53,10 +53,11 @@ SEMI_SUPERVISED = Study(
     source=f"{SOURCE}, figure 4",
     settings="""
 100 clients, 10 a round, Dirichlet(0.2); 90 % of each client's labels are hidden, and it keeps pseudo-labels on the
-simplex for these examples, moved by projected steps. The loss of an example with a pseudo-label y is -y' log p +
-|y|^2 / 2 and counts 0.3. A network 784-200-200-10, learning rate 0.01 (1 for pseudo-labels), minibatches of 32,
-weight decay 0.001, 2 local epochs, 300 rounds; FedVRA-U gamma 0.5, a 5, d 15, FedProx mu 0.1, FedDyn alpha 0.1. The
-paper shows curves and gives no numbers: what is checked is their order.
+simplex for these examples, moved by projected steps. The loss of an example with a pseudo-label y is -y' log p + |y|^2
+/ 2 and counts 0.3. A network 784-200-200-10, learning rate 0.01 (1 for pseudo-labels), minibatches of 32, weight decay
+0.001, 300 rounds, 2 local epochs in which the others move weights and pseudo-labels together; FedVRA-U moves the
+weights for 2 and then the pseudo-labels for one more, gamma 0.5, a 5, d 15, FedProx mu 0.1, FedDyn alpha 0.1. The paper
+shows curves and gives no numbers: what is checked is their order.
 """,
     cells=cells,
     measures=(ACCURACY,),

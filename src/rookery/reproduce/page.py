@@ -11,7 +11,7 @@ import numpy as np
 
 from rookery.experiments.compare import cost
 from rookery.experiments.tune import Tuning, settings
-from rookery.reproduce.study import Claim, Done, Measure, Study, mean_and_spread
+from rookery.reproduce.study import Claim, Done, Last, Measure, Study, Summary, mean_and_spread
 from rookery.runs.files import write_text
 from rookery.runs.plot import plot_panels
 from rookery.runs.table import Table
@@ -35,6 +35,7 @@ def rows_of(study: Study, done: Mapping[str, Done], quick: bool = False) -> Tabl
                     "spread": spread,
                     "reached": reached,
                     "seeds": len(values),
+                    "diverged": sum(each.diverged),
                     "verdict": "no yardstick" if quick else verdict(measure, mean, reached == len(values), paper),
                     "seconds": each.seconds,
                     "commit": each.commit,
@@ -49,7 +50,7 @@ def verdict(measure: Measure, ours: float, all_reached: bool, paper: float) -> s
     if math.isnan(paper):
         return "no number given"
     if math.isinf(paper):  # the paper never got there
-        return "reproduced" if math.isinf(ours) else "better"
+        return "better" if all_reached else "reproduced"
     if not all_reached:
         return "not reproduced"
     better = ours >= paper if measure.rising else ours <= paper
@@ -75,12 +76,14 @@ def plot(study: Study, done: Mapping[str, Done], path: Path) -> None:
     for each in done.values():
         if study.metric not in each.histories[0]:
             continue
-        length = min(len(history.rows) for history in each.histories)
-        values = np.stack([history[study.metric][:length] for history in each.histories])
+        longest = max(each.histories, key=lambda history: len(history.rows))
+        values = np.full((len(each.histories), len(longest.rows)), np.nan)  # of the runs that go on that long
+        for number, history in enumerate(each.histories):
+            values[number, : len(history.rows)] = history[study.metric]
+        mean, spread = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
         for axis in study.axes:
-            x = np.mean([cost(history, axis)[:length] for history in each.histories], axis=0)
             label = f"{axis}\n{each.cell.column}" if each.cell.column else axis
-            panels.setdefault(label, {})[each.cell.row] = (x, values.mean(axis=0), values.std(axis=0))
+            panels.setdefault(label, {})[each.cell.row] = (cost(longest, axis), mean, spread)
     wrap = len(study.axes) if len(study.axes) > 1 else None
     plot_panels(
         panels,
@@ -115,7 +118,7 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
             "**This is the quick version**: built-in data and few rounds; the paper's numbers are no yardstick.",
             "",
         ]
-    lines += [study.settings.strip(), "", *_tables(study, table), ""]
+    lines += [study.settings.strip(), "", *_tables(study, done, table), ""]
     if claims:
         lines += [f"## {study.claims_heading}", "", "| claim | holds | found |", "|---|---|---|"]
         lines += [f"| {claim.text} | {'yes' if claim.holds else '**no**'} | {claim.found} |" for claim in claims]
@@ -125,7 +128,7 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
         lines += ["## Remarks", "", study.remarks.strip(), ""]
     if tuned := {label: each.tuning for label, each in done.items() if each.tuning}:
         lines += ["## What tuning chose", "", *_tuned(tuned), ""]
-    lines += [f"## {study.misses_heading}", "", *_missed(study, table, claims, quick), ""]
+    lines += [f"## {study.misses_heading}", "", *_missed(study, table, claims, missing, quick), ""]
     if missing:
         lines += ["## Not run", "", *(f"- {name}" for name in missing), ""]
     lines += ["Seconds of each cell, compilation included: " + _seconds(done) + ".", ""]
@@ -163,10 +166,10 @@ def grids(study: Study, table: Table, by_setting: bool = False) -> list[Grid]:
 
 def _empty(row: Mapping) -> bool:
     """Whether a measure has no meaning in a cell."""
-    return math.isnan(row["ours"]) and math.isnan(row["paper"])
+    return math.isnan(row["ours"]) and math.isnan(row["paper"]) and not row["diverged"]
 
 
-def _tables(study: Study, table: Table) -> list[str]:
+def _tables(study: Study, done: Mapping[str, Done], table: Table) -> list[str]:
     """The grids in markdown, and what their marks mean."""
     compared = any(not math.isnan(row["paper"]) for row in table.rows)
     lines = []
@@ -176,7 +179,35 @@ def _tables(study: Study, table: Table) -> list[str]:
         lines += [f"| {' | '.join(row)} |" for row in grid.rows] + [""]
     if compared:
         lines += ["✓ at least as good as the paper's number, or within the tolerance; ✗ not reproduced."]
+        lines += [_tolerances(study)]
+    lines += [_grain(study, done)]
+    if any(row["diverged"] for row in table.rows):
+        lines += ["A run that diverged has no end: such runs are in no mean of final values, and are counted."]
     return lines
+
+
+def _tolerances(study: Study) -> str:
+    """What counts as the paper's number without being as good."""
+    parts = []
+    for measure in study.measures:
+        if measure.tolerance:
+            size = f"{100 * measure.tolerance:g} points" if measure.percent else f"{measure.tolerance:g}"
+            parts.append(f"{measure.name} {size}")
+        if measure.factor != 1:
+            parts.append(f"{measure.name} a factor of {measure.factor:g}")
+    return f"The tolerance: {'; '.join(parts)}; else none." if parts else "There is no tolerance."
+
+
+def _grain(study: Study, done: Mapping[str, Done]) -> str:
+    """How often runs were evaluated, and what an end is."""
+    axis = "exchanges" if any("exchanges" in each.histories[0] for each in done.values()) else "round"
+    steps = [float(history[axis][1] - history[axis][0]) for each in done.values() for history in each.histories]
+    least, most = min(steps), max(steps)
+    often = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+    text = f"Runs were evaluated every {often} {axis}"
+    ends = sorted({measure.of.evaluations for measure in study.measures if isinstance(measure.of, Last)})
+    means = [f"the last {number} evaluations" for number in ends if number > 1]
+    return f"{text}; final values are means of {' or '.join(means)}." if means else f"{text}."
 
 
 def _tuned(tuned: Mapping[str, Tuning]) -> list[str]:
@@ -189,28 +220,26 @@ def _tuned(tuned: Mapping[str, Tuning]) -> list[str]:
 
 def cell_text(measure: Measure, row: Mapping) -> str:
     """One cell: ours ± spread (the paper's), and a mark."""
-    ours = measure.show_with_spread(row["ours"], row["spread"])
-    if math.isfinite(row["ours"]) and row["reached"] < row["seeds"]:
-        ours += f", {row['reached']} of {row['seeds']}"
+    ours = Summary(row["ours"], row["spread"], row["reached"], row["seeds"]).show(measure)
     if row["verdict"] in ("no number given", "no yardstick"):
         return ours if math.isnan(row["paper"]) else f"{ours} ({measure.show(row['paper'])})"
     mark = "✗" if row["verdict"] == "not reproduced" else "✓"
     return f"{ours} ({measure.show(row['paper'])}) {mark}"
 
 
-def _missed(study: Study, table: Table, claims: list[Claim], quick: bool) -> list[str]:
+def _missed(study: Study, table: Table, claims: list[Claim], missing: list[str], quick: bool) -> list[str]:
     """What was not reproduced, each with the cause that was found."""
     if quick:
         return ["The quick version is no reproduction."]
     missed = [row for row in table.rows if row["verdict"] == "not reproduced"]
     names = [f"{row['method']}, {row['setting']}: {row['measure']}" for row in missed]
     names += [claim.text for claim in claims if not claim.holds]
-    if not names and all(math.isnan(row["paper"]) for row in table.rows):
-        return ["Nothing: every claim holds."]
     if not names:
-        return [
-            "Nothing: every number is at least as good as the paper's, or within the tolerance, and every claim holds."
-        ]
+        compared = any(not math.isnan(row["paper"]) for row in table.rows)
+        good = ["every number is at least as good as the paper's, or within the tolerance"] if compared else []
+        good += ["every claim holds"] if claims else []
+        whole = f"Nothing: {', and '.join(good)}." if good else "Nothing was claimed."
+        return [f"{whole}{' That is of what was run.' if missing else ''}"]
     lines = []
     for name in names:
         cause = next((text for part, text in study.causes.items() if part in name), "no cause found yet")

@@ -120,7 +120,7 @@ UNEQUAL = tuple(int(steps) for steps in np.random.default_rng(0).integers(1, 11,
 
 
 def unequal(quick: bool) -> list[Cell]:
-    """Five methods with ten clients who all take part, each with a number of local steps of its own."""
+    """Five methods, one of them twice, with ten clients who all take part and each have their number of steps."""
     found = []
     work = FixedSteps(np.asarray(UNEQUAL))
     two_loops = {"neumann_step": 0.01, "lower_steps": work, "upper_steps": work}
@@ -131,6 +131,7 @@ def unequal(quick: bool) -> list[Cell]:
         for name, method, exchanges in (
             ("ShroFBO", ShroFBO(lr=Rates(y=0.03, v=0.02, x=0.01), local_steps=work), 1),
             ("SimFBO", SimFBO(lr=Rates(y=0.2, v=0.1, x=0.05), local_steps=work), 1),
+            ("SimFBO, steps as ShroFBO", SimFBO(lr=Rates(y=0.03, v=0.02, x=0.01), local_steps=work), 1),
             ("FBO-AggITD", AggITD(lr=Rates(x=0.04, y=0.005), **two_loops), 5),
             ("FedNest", FedNest(lr=Rates(x=0.03, y=0.01), neumann_terms=5, **two_loops), 10),
             ("LFedNest", LFedNest(lr=Rates(x=0.005, y=0.002), neumann_terms=5, **two_loops), 3),
@@ -150,18 +151,21 @@ FIGURE4 = Study(
 The first 2,000 training and 1,000 test images of MNIST, ten clients who all take part, iid and with two label-sorted
 shards each; client i takes tau_i local steps, drawn once from 1, ..., 10: {", ".join(map(str, UNEQUAL))}. A network
 784-200-10 whose head is y, minibatches of {BATCH}. Steps of y, v and x: ShroFBO 0.03, 0.02, 0.01; SimFBO 0.2, 0.1,
-0.05; inner and outer steps: FBO-AggITD 0.005 / 0.04, FedNest 0.01 / 0.03, LFedNest 0.002 / 0.005. 400 exchanges. The
-paper shows curves and gives no numbers: what is checked is that ShroFBO is best.
+0.05, as in the other figures (the paper's "same settings mentioned above" can also be read as ShroFBO's, so there is a
+row with these); inner and outer steps: FBO-AggITD 0.005 / 0.04, FedNest 0.01 / 0.03, LFedNest 0.002 / 0.005. 400
+exchanges. The paper shows curves and gives no numbers: what is checked is that ShroFBO is best.
 """,
     cells=unequal,
     measures=(reached("accuracy", 0.8), FINAL),
     claims=lambda done: [
-        claim for setting in SETTINGS for claim in higher(done, setting, "ShroFBO", ("SimFBO", *OTHERS), FINAL)
+        claim
+        for setting in SETTINGS
+        for claim in higher(done, setting, "ShroFBO", ("SimFBO", "SimFBO, steps as ShroFBO", *OTHERS), FINAL)
     ],
     remarks="The cells ran up to eight at a time on one GPU, so that each took longer than it would alone.",
     causes={
-        "ShroFBO is above SimFBO": "Its mean is higher in both settings, but by less than the spread, which is that of "
-        "2,000 images dealt anew by every seed. SimFBO, with the larger steps that the paper gives it, is faster to "
-        "80 %: both have settled long before 400 exchanges.",
+        "ShroFBO is above SimFBO": "They end within the spread of each other, which is that of 2,000 images dealt anew "
+        "by every seed, and SimFBO is faster to 80 %. The weights that unequal steps give to clients do not matter "
+        "enough here to be seen.",
     },
 )

@@ -68,9 +68,10 @@ class First:
     axis: str
     metric: str
     level: float
+    falling: bool = False
 
     def __call__(self, history: Table) -> float:
-        there = history[self.metric] >= self.level
+        there = history[self.metric] <= self.level if self.falling else history[self.metric] >= self.level
         return float(cost(history, self.axis)[there.argmax()]) if there.any() else math.inf
 
 
@@ -133,8 +134,15 @@ class Done:
     device: str
     tuning: Tuning | None = None
 
+    @property
+    def diverged(self) -> list[bool]:
+        """Which seeds' runs ended early, since a value was no longer finite."""
+        return [bool(history["round"][-1] < self.cell.experiment.options.rounds) for history in self.histories]
+
     def values(self, measure: Measure) -> np.ndarray:
-        return np.asarray([measure.of(history) for history in self.histories])
+        """A number per seed; NaN for the end of a run that diverged before it."""
+        lost = [isinstance(measure.of, Last) and gone for gone in self.diverged]
+        return np.asarray([math.nan if gone else measure.of(h) for h, gone in zip(self.histories, lost)])
 
 
 def mean_and_spread(values: np.ndarray) -> tuple[float, float, int]:
@@ -215,20 +223,38 @@ def higher(done: Mapping[str, Done], column: str, best: str, others: Sequence[st
     ]
 
 
-Summary = tuple[float, float, int]  # mean, spread, how many
+@dataclass(frozen=True)
+class Summary:
+    """What the seeds of a cell have in a measure: the mean and spread of those that have a number, and how many do."""
+
+    mean: float
+    spread: float
+    reached: int
+    seeds: int
+
+    def show(self, measure: Measure) -> str:
+        text = "diverged" if math.isnan(self.mean) else measure.show_with_spread(self.mean, self.spread)
+        return f"{text}, {self.reached} of {self.seeds}" if 0 < self.reached < self.seeds else text
+
+
+def summary(done: Done, measure: Measure) -> Summary:
+    return Summary(*mean_and_spread(done.values(measure)), len(done.histories))
 
 
 def _pairs(
     done: Mapping[str, Done], column: str, best: str, others: Sequence[str], measure: Measure
 ) -> list[tuple[str, tuple[Summary, Summary]]]:
-    """What two rows have in a column, for each of the others that was run there."""
-    summary = lambda row: mean_and_spread(done[f"{row}, {column}"].values(measure))
-    return [(other, (summary(best), summary(other))) for other in others if f"{other}, {column}" in done]
+    """What two rows have in a column, for each of the others, where both were run."""
+    of = lambda row: summary(done[f"{row}, {column}"], measure)
+    if f"{best}, {column}" not in done:
+        return []
+    return [(other, (of(best), of(other))) for other in others if f"{other}, {column}" in done]
 
 
 def _order(text: str, first: Summary, second: Summary, measure: Measure, falling: bool) -> Claim:
-    sign = -1 if falling else 1
-    gap = sign * (first[0] - second[0]) if first[0] != second[0] else 0.0
-    holds = gap > float(np.nan_to_num(first[1]) + np.nan_to_num(second[1]))
-    shown = [measure.show_with_spread(*each[:2]) for each in (first, second)]
-    return Claim(f"{text}, spreads apart", holds, f"{shown[0]} against {shown[1]}{' %' if measure.percent else ''}")
+    """All seeds of the better one have a number, and it is better by more than both spreads, or the other has none."""
+    spreads = float(np.nan_to_num(first.spread) + np.nan_to_num(second.spread))
+    ahead = second.mean - first.mean if falling else first.mean - second.mean
+    holds = first.reached == first.seeds and (second.reached == 0 or ahead > spreads)
+    found = f"{first.show(measure)} against {second.show(measure)}{' %' if measure.percent else ''}"
+    return Claim(f"{text}, spreads apart", holds, found)

@@ -91,7 +91,8 @@ def plot_panels(
         if log_metric:
             axes.set_yscale("log")
     if lowest is not None:
-        grid[0][0].set_ylim(bottom=lowest, top=max(mean.max() for c in panels.values() for _, mean, _ in c.values()))
+        highest = max(float(np.max(mean)) for curves in panels.values() for _, mean, _ in curves.values())
+        grid[0][0].set_ylim(bottom=lowest, top=highest + 0.03 * (highest - lowest))
     first = set(next(iter(panels.values())))
     if len(first) > INSIDE and all(first.issuperset(curves) for curves in panels.values()):
         lines = grid[0][0].get_legend_handles_labels()
