@@ -175,8 +175,8 @@ exchanges to 90 % test accuracy for FedMSA, and more than 2,000 for FedNest.
         "FedMSA, K = 12 needs": "It does not reach 90 % itself; see there.",
         "FedMSA, K = 12, q": "The adjoint explodes: |v|, taken as a metric, is 8e6 after 20 rounds (q = 0.1, seed 0). "
         "It is the noise of minibatches of 10 at this step: with a step of 0.01 for v in place of 0.1 it stays below 8 "
-        "for 100 rounds, with minibatches of 32 and the published steps below 50. Large minibatches, and rates that are "
-        "tuned, make the row that is called tuned.",
+        "for 100 rounds, with minibatches of 32 and the published steps below 50. Larger minibatches and tuned rates "
+        "make the row that is called tuned.",
         "FedMSA, K = 12, tuned, q = 1": "Clients who hold one class: ten of them in a round leave classes out, and the "
         "accuracy jumps between rounds. The paper does not say at which q its 250 were counted; at q = 0.1 it takes "
         "half of that. In both settings it chose the smallest rate of y in the grid, so a finer one may do better.",
