@@ -143,6 +143,8 @@ def without_test_set(name, tuning=False):
 def test_settings_are_named_where_they_are_not_the_usual_ones():
     assert settings(rk.SimFBO(lr=rk.Rates(x=0.3, y=0.1, v=0.1))) == "lr 0.3 (x), 0.1 (y), 0.1 (v)"
     drifting = rk.FedBiO(lr=rk.Rates(0.1), local_steps=5, drift=rk.ControlVariates())
+    falling = rk.FedBiO(lr=rk.Rates(0.1, x=rk.Decay(0.2)))
+    assert settings(falling).startswith("lr 0.1 (default), Decay(rate=0.2, scale=1.0, power=0.333")
     assert settings(drifting) == "lr 0.1 (default); local_steps 5; drift ControlVariates()"
 
 

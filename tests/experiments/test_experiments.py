@@ -31,6 +31,7 @@ PARTS = [
     rk.FedVRA(lr=rk.PerClient([0.1, 0.2]), local_steps=rk.Epochs(2, 5), d="equal-progress"),
     rk.FedBiOLocal(lr=rk.Rates(0.1), hypergradient=rk.ConjugateGradient(4)),
     rk.FedAdam(lr=0.1),
+    rk.FedBiO(lr=rk.Rates(0.1, x=rk.Decay(0.2, scale=10.0, power=0.5))),
     rk.SimFBO(lr=rk.Rates(0.1), server={"x": rk.FedAdam(lr=0.1).server}),
 ]
 

@@ -24,6 +24,17 @@ def test_rates_scale_name_by_name():
     assert half["x"] == 0.0 and half["v"] == 0.75
 
 
+def test_decaying_rates_fall_as_they_say():
+    fall = rk.Decay(0.4, scale=2.0, power=0.5)
+    assert [float(fall(round)) for round in (0, 6, 30)] == pytest.approx([0.4, 0.2, 0.1])
+    clients = rk.federate([{"a": np.array([1.0])}])
+    problem = rk.Single(lambda x, e: x * e["a"])
+    end = rk.run(problem, rk.FedAvg(lr=fall), clients, x=0.0, rounds=7, precision="float64").x
+    assert float(end) == pytest.approx(-sum(0.4 / np.sqrt(1 + t / 2) for t in range(7)))
+    with pytest.raises(rk.InputError, match="were given; a finite rate, scale > 0 and power >= 0 are needed"):
+        rk.Decay(0.1, scale=0.0, power=0.5)
+
+
 def test_schedules_are_structure_and_numbers_are_leaves():
     rates = rk.Rates(0.5, x=lambda t: 1.0 / (1 + t))
     assert jax.tree.leaves(rates) == [0.5]

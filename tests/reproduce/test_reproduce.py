@@ -11,19 +11,29 @@ import pytest
 
 import rookery as rk
 from rookery.cli import main
-from rookery.experiments.experiment import Experiment
+from rookery.experiments.experiment import Experiment, Options
 from rookery.experiments.tune import settings
-from rookery.reproduce.page import grids, rows_of, verdict
+from rookery.reproduce.execute import commit
+from rookery.reproduce.frontier import METHODS
+from rookery.reproduce.page import grids, rows_of, verdict, write_page
 from rookery.reproduce.registry import STUDIES, reproduce
 from rookery.reproduce.study import Cell, Done, First, Last, Measure, fewer, higher, mean_and_spread
 from rookery.runs.table import Table
+from rookery.tasks.hyperrep import HyperRep
 from rookery.tasks.riskaverse import RiskAverse
 
 HISTORY = Table([{"round": n, "exchanges": 2 * n, "accuracy": value} for n, value in enumerate((0.1, 0.92, 0.8, 0.95))])
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A folder for studies that show the same runs, so that they are run once."""
+    return tmp_path_factory.mktemp("shared")
+
+
 @pytest.mark.parametrize("name", STUDIES)
-def test_the_small_version_of_every_study_runs(name, tmp_path):
+def test_the_small_version_of_every_study_runs(name, tmp_path, shared):
+    tmp_path = shared if STUDIES[name].runs_of else tmp_path
     page, done = reproduce(name, seeds=1, quick=True, out=tmp_path, say=lambda text: None)
     text = page.read_text()
     assert STUDIES[name].title in text and "quick version" in text and f"rookery reproduce {name}" in text
@@ -61,12 +71,11 @@ def test_a_page_of_what_is_done_names_what_is_missing(tmp_path):
         reproduce("fedmsa-mco", seeds=3, quick=True, out=tmp_path, run=False)
 
 
-def test_figures_of_the_same_runs_share_them(tmp_path):
+def test_figures_of_the_same_runs_share_them(shared):
     said: list[str] = []
-    reproduce("simfbo-fig3", seeds=1, quick=True, out=tmp_path, say=said.append)
-    assert said
+    reproduce("simfbo-fig3", seeds=1, quick=True, out=shared, say=said.append)
     said.clear()
-    page, done = reproduce("simfbo-fig2", seeds=1, quick=True, out=tmp_path, say=said.append)
+    page, done = reproduce("simfbo-fig2", seeds=1, quick=True, out=shared, say=said.append)
     assert not said and "training accuracy" in page.read_text()
     assert all(0 <= each.histories[0]["training_accuracy"][-1] <= 1 for each in done.values())
 
@@ -121,6 +130,7 @@ def test_numbers_are_read_off_histories():
         (False, 100, False, 110, "not reproduced"),
         (False, math.inf, False, math.inf, "reproduced"),
         (False, 400, True, math.inf, "better"),
+        (False, 400, False, math.inf, "reproduced"),
         (False, 400, True, math.nan, "no number given"),
     ],
 )
@@ -132,9 +142,11 @@ def test_verdicts(rising, ours, all_reached, paper, expected):
 
 
 def done_with(row: str, *finals: float) -> Done:
-    cell = Cell(row, "here", Experiment("riskaverse", RiskAverse(), "FedMSA", rk.FedMSA(lr=0.1)))
-    histories = [Table([{"round": 0, "accuracy": final, "exchanges": 1000 * final}]) for final in finals]
-    return Done(cell, histories, 1.0, "abc", "cpu")
+    """A row in the column "here": runs of one round; a seed whose value is NaN diverged before it ended."""
+    cell = Cell(row, "here", Experiment("riskaverse", RiskAverse(), "FedMSA", rk.FedMSA(lr=0.1), Options(rounds=1)))
+    first = {"round": 0, "accuracy": 0.0, "exchanges": 0}
+    ends = [[] if math.isnan(end) else [{"round": 1, "accuracy": end, "exchanges": 1000 * end}] for end in finals]
+    return Done(cell, [Table([first, *end]) for end in ends], 1.0, "abc", "cpu")
 
 
 def test_an_order_holds_where_spreads_are_apart():
@@ -151,6 +163,65 @@ def test_an_order_holds_where_spreads_are_apart():
     (claim,) = fewer(done, "here", "a", ("b",), never)
     assert claim.holds and claim.found == "850 ± 50 against never"
     assert not fewer(done, "here", "b", ("b",), never)[0].holds
+    assert fewer(done, "here", "missing", ("a",), never) == []
+
+
+def test_an_order_asks_for_every_seed():
+    level = Measure("it", First("exchanges", "accuracy", 0.5), rising=False)
+    done = {"a, here": done_with("a", 0.5, 0.4), "b, here": done_with("b", 0.9, 0.9)}
+    (claim,) = fewer(done, "here", "a", ("b",), level)
+    assert not claim.holds and claim.found == "500 ± 0, 1 of 2 against 900 ± 0"
+
+
+def test_a_run_that_diverged_has_no_end_and_is_counted(tmp_path):
+    percent = Measure("it", Last("accuracy"), percent=True)
+    done = {"a, here": done_with("a", 0.9, 0.8), "b, here": done_with("b", math.nan, 0.7)}
+    done["c, here"] = done_with("c", math.nan, math.nan)
+    assert [each.diverged for each in done.values()] == [[False, False], [True, False], [True, True]]
+    assert [claim.holds for claim in higher(done, "here", "a", ("b", "c"), percent)] == [True, True]
+    assert not higher(done, "here", "b", ("c",), percent)[0].holds
+    study = dataclasses.replace(
+        STUDIES["fedvra-u"], measures=(percent,), cells=lambda quick: [], claims=lambda done: []
+    )
+    page = write_page(study, done, tmp_path, "a command", quick=False).read_text()
+    assert "| b | 70.00 ± 0, 1 of 2 |" in page and "| c | diverged |" in page
+    assert "such runs are in no mean of final values" in page and "Nothing was claimed." in page
+    assert "Runs were evaluated every" in page
+
+
+def test_a_page_states_its_tolerance(tmp_path):
+    measure = Measure("it", Last("accuracy", 2), tolerance=0.005, factor=1.3, percent=True)
+    each = done_with("a", 0.9)
+    each = dataclasses.replace(each, cell=dataclasses.replace(each.cell, paper={"it": 0.46}))
+    missing = [dataclasses.replace(each.cell, row="b")]
+    study = dataclasses.replace(
+        STUDIES["fedvra-u"], measures=(measure,), cells=lambda quick: missing, claims=lambda done: []
+    )
+    page = write_page(study, {"a, here": each}, tmp_path, "a command", quick=False).read_text()
+    assert "The tolerance: it 0.5 points; it a factor of 1.3; else none." in page
+    assert "means of the last 2 evaluations" in page and "- b, here" in page
+    assert "within the tolerance. That is of what was run." in page  # and no word of claims, which there are none of
+
+
+def test_a_commit_is_marked_where_the_code_was_changed(monkeypatch):
+    monkeypatch.delenv("ROOKERY_COMMIT", raising=False)
+    said = {"status": "", "rev-parse": "abc1234"}
+    monkeypatch.setattr("rookery.reproduce.execute._git", lambda *words: said[words[0]])
+    assert commit() == "abc1234"
+    said["status"] = " M run.py"
+    assert commit() == "abc1234+changes"
+    monkeypatch.setenv("ROOKERY_COMMIT", "def5678")
+    assert commit() == "def5678"
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("SimFBO", "FedBiO", "FBO-AggITD")])
+def test_every_method_of_the_frontier_runs(name):
+    exchanges, methods = METHODS[name]
+    assert len(methods) == 36 and len({settings(method) for method in methods}) == 36
+    options = Options(clients=10, cohort=2, partition="shards:2", batch_size=4, engine="eager")
+    experiment = Experiment("hyperrep", HyperRep(hidden=2), name, methods[0], options)
+    result = rk.run(method=methods[0], rounds=1, **experiment.arguments(experiment.assemble()))
+    assert result.history["exchanges"][-1] == exchanges
 
 
 def test_numbers_are_shown_whole():

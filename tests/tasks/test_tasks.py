@@ -109,7 +109,11 @@ def test_tuning_does_not_touch_the_test_set(name, monkeypatch):
         ("hyperrep", {"ridge": float("nan")}, "task.ridge: nan"),
         ("hyperrep", {"model": "cnn"}, "task.model: 'cnn' is not known; allowed are mlp, lenet"),
         ("hyperrep", {"validation": 1.0}, "validation: 1.0 was given"),
-        ("hyperrep", {"examples": 5000}, "task.examples: 5000 was given; a number from 2 to 718, or 0 for all, is needed"),
+        (
+            "hyperrep",
+            {"examples": 5000},
+            "task.examples: 5000 was given; a number from 2 to 718, or 0 for all, is needed",
+        ),
         ("hyperrep", {"examples": -1}, "task.examples: -1 was given"),
         (
             "hyperrep",

@@ -167,11 +167,14 @@ def settings(method: Any) -> str:
     for each in dataclasses.fields(method):
         value = getattr(method, each.name)
         if isinstance(value, Rates):
-            rates = value.entries().items()
-            shown.append(f"{each.name} " + ", ".join(f"{rate:.3g} ({name})" for name, rate in rates))
+            shown.append(f"{each.name} {', '.join(_rate(*entry) for entry in value.entries().items())}")
         elif encode(value) != encode(getattr(usual, each.name)):
             shown.append(f"{each.name} {value}")
     return "; ".join(shown)
+
+
+def _rate(name: str, rate: Any) -> str:
+    return f"{rate if callable(rate) else format(rate, '.3g')} ({name})"
 
 
 def _try(experiment: Experiment, assembly: Assembly, methods: list[Any], rounds: int, every: int) -> list[Result]:

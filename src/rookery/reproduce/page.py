@@ -201,7 +201,8 @@ def _tolerances(study: Study) -> str:
 def _grain(study: Study, done: Mapping[str, Done]) -> str:
     """How often runs were evaluated, and what an end is."""
     axis = "exchanges" if any("exchanges" in each.histories[0] for each in done.values()) else "round"
-    steps = [float(history[axis][1] - history[axis][0]) for each in done.values() for history in each.histories]
+    histories = [history for each in done.values() for history in each.histories if len(history.rows) > 1]
+    steps = [float(history[axis][1] - history[axis][0]) for history in histories] or [0.0]
     least, most = min(steps), max(steps)
     often = f"{least:g}" if least == most else f"{least:g} to {most:g}"
     text = f"Runs were evaluated every {often} {axis}"
