@@ -241,11 +241,11 @@ def _missed(study: Study, table: Table, claims: list[Claim], missing: list[str],
         good += ["every claim holds"] if claims else []
         whole = f"Nothing: {', and '.join(good)}." if good else "Nothing was claimed."
         return [f"{whole}{' That is of what was run.' if missing else ''}"]
-    lines = []
+    by_cause: dict[str, list[str]] = {}
     for name in names:
         cause = next((text for part, text in study.causes.items() if part in name), "no cause found yet")
-        lines.append(f"- {name}. {cause}")
-    return lines
+        by_cause.setdefault(cause, []).append(name)
+    return [f"- {'; '.join(names)}. {cause}" for cause, names in by_cause.items()]
 
 
 def _seconds(done: Mapping[str, Done]) -> str:
