@@ -239,16 +239,23 @@ def test_ctrl_c_leaves_a_valid_folder(tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, "-u", "-m", "rookery.cli", "run", "hyperrep", "simfbo", "--rounds", "100000000"]
     environment = os.environ | {"PYTHONPATH": str(Path(rk.__file__).parents[1]), "COLUMNS": "200", "FORCE_COLOR": "1"}
-    process = subprocess.Popen([*command, "--every", "10", "--out", str(out)], stdout=subprocess.PIPE, env=environment)
-    assert process.stdout is not None
-    os.set_blocking(process.stdout.fileno(), False)
-    shown, end = b"", time.monotonic() + 120
-    while b"rounds/s" not in shown and time.monotonic() < end:
-        time.sleep(0.1)
-        shown += process.stdout.read() or b""
-    process.send_signal(signal.SIGINT)
-    os.set_blocking(process.stdout.fileno(), True)
-    rest, _ = process.communicate(timeout=120)
+    # A shell lets what it starts in the background ignore Ctrl-C, and that would be inherited.
+    heed = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(
+        [*command, "--every", "10", "--out", str(out)], stdout=subprocess.PIPE, env=environment, preexec_fn=heed
+    )
+    try:
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        shown, end = b"", time.monotonic() + 120
+        while b"rounds/s" not in shown and time.monotonic() < end:
+            time.sleep(0.1)
+            shown += process.stdout.read() or b""
+        process.send_signal(signal.SIGINT)
+        os.set_blocking(process.stdout.fileno(), True)
+        rest, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == 130, (shown + rest)[-2000:]
     assert b"interrupted after round" in rest
     assert sorted(path.name for path in out.iterdir()) == sorted(["checkpoints", *FILES])
