@@ -237,13 +237,12 @@ def test_a_target_ends_the_run(tmp_path):
 
 def test_ctrl_c_leaves_a_valid_folder(tmp_path):
     out = tmp_path / "run"
-    command = [sys.executable, "-u", "-m", "rookery.cli", "run", "hyperrep", "simfbo", "--rounds", "100000000"]
-    environment = os.environ | {"PYTHONPATH": str(Path(rk.__file__).parents[1]), "COLUMNS": "200", "FORCE_COLOR": "1"}
     # A shell lets what it starts in the background ignore Ctrl-C, and that would be inherited.
-    heed = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(
-        [*command, "--every", "10", "--out", str(out)], stdout=subprocess.PIPE, env=environment, preexec_fn=heed
-    )
+    heed = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    start = f"{heed}; from rookery.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-u", "-c", start, "run", "hyperrep", "simfbo", "--rounds", "100000000"]
+    environment = os.environ | {"PYTHONPATH": str(Path(rk.__file__).parents[1]), "COLUMNS": "200", "FORCE_COLOR": "1"}
+    process = subprocess.Popen([*command, "--every", "10", "--out", str(out)], stdout=subprocess.PIPE, env=environment)
     try:
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
