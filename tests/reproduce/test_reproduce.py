@@ -15,7 +15,7 @@ from rookery.experiments.experiment import Experiment, Options
 from rookery.experiments.tune import settings
 from rookery.reproduce.execute import commit
 from rookery.reproduce.frontier import METHODS
-from rookery.reproduce.page import grids, rows_of, verdict, write_page
+from rookery.reproduce.page import grids, plot, rows_of, verdict, write_page
 from rookery.reproduce.registry import STUDIES, reproduce
 from rookery.reproduce.study import Cell, Done, First, Last, Measure, fewer, higher, mean_and_spread
 from rookery.runs.table import Table
@@ -190,6 +190,31 @@ def test_a_run_that_diverged_has_no_end_and_is_counted(tmp_path):
     assert "| b | 70.00 ± 0, 1 of 2 |" in page and "| c | diverged |" in page
     assert "such runs are in no mean of final values" in page and "Nothing was claimed." in page
     assert "Runs were evaluated every" in page
+
+
+def test_a_curve_goes_on_with_the_runs_that_do(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr("rookery.reproduce.page.plot_panels", lambda panels, *rest, **options: drawn.update(panels))
+    study = dataclasses.replace(STUDIES["fedvra-u"], axes=("exchanges",))
+    plot(study, {"b, here": done_with("b", math.nan, 0.7)}, tmp_path / "it.png")
+    x, mean, spread = drawn["exchanges\nhere"]["b"]
+    assert x.tolist() == [0, 700] and mean.tolist() == [0.0, 0.7] and spread.tolist() == [0.0, 0.0]
+
+
+def test_the_best_step_is_one_at_which_no_run_diverges():
+    cells = {cell.name: cell for cell in STUDIES["fedmsa-mco"].cells(True)}
+
+    def made(name, *ends):
+        rounds = cells[name].experiment.options.rounds
+        points = lambda last, distance: ((0, 1.0), (last or rounds, distance))
+        rows = lambda end: [{"round": r, "exchanges": r, "distance": d} for r, d in points(*end)]
+        return Done(cells[name], [Table(rows(end)) for end in ends], 1.0, "abc", "cpu")
+
+    close = {name: made(name, (0, 1e-3), (0, 1e-3)) for name in cells}
+    assert STUDIES["fedmsa-mco"].claims(close)[0].holds
+    lost = {name: made(name, (1, 1e-9), (0, 1e-9)) if "FedMSA" in name else each for name, each in close.items()}
+    claim = STUDIES["fedmsa-mco"].claims(lost)[0]
+    assert not claim.holds and claim.found.startswith("some run diverges at every step against 0.001")
 
 
 def test_a_page_states_its_tolerance(tmp_path):

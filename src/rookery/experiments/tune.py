@@ -27,6 +27,8 @@ HALVING = (12, 4, 2)
 LEADING, FOLLOWING = (1 / 9, 1 / 3, 1.0, 3.0), (1 / 3, 1.0, 3.0)  # times the rate of x, and those of all others
 ALONE = tuple(2.0 ** np.linspace(-5, 4, 12))  # where there is one rate
 
+WORK = ("local_steps", "lower_steps", "upper_steps")  # fields of methods that say how long a round takes
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -107,12 +109,12 @@ def tune(experiment: Experiment, budget: float, say: Callable[[str], Any] = lamb
         scores = {}
         for i, result in zip(alive, _try(experiment, assembly, [methods[i] for i in alive], rounds, rounds)):
             value = float(result.history[assembly.main_metric][-1])
-            failed = result.status == "diverged" or not math.isfinite(value)
+            score = _score(assembly, result, value)
             loss = float(result.history["loss"][-1]) if "loss" in result.history else 0.0
-            scores[i] = (math.inf if failed else (value if assembly.falling else -value), loss, far[i])
+            scores[i] = (score, loss, far[i])
             spent += result.ledger.gradients
             row = {"method": experiment.method_name, "stage": stage + 1, "rounds": rounds, **shown[i]}
-            table.append(row | {assembly.main_metric: math.nan if failed else value})
+            table.append(row | {assembly.main_metric: math.nan if math.isinf(score) else value})
         following = HALVING[stage + 1] if stage + 1 < len(HALVING) else 1
         alive = sorted(alive, key=lambda i: scores[i])[:following]
     if math.isinf(scores[alive[0]][0]):
@@ -147,18 +149,15 @@ def choose(
         for method, result in zip(group, _try(experiment, assembly, group, rounds, 1)):
             curve = result.history[assembly.main_metric][1:]
             value = float(np.mean(curve)) if curve.size else math.nan
-            failed = result.status == "diverged" or not math.isfinite(value)
-            scores.append((math.inf if failed else (value if assembly.falling else -value), method))
+            score = _score(assembly, result, value)
+            scores.append((score, method))
             spent += result.ledger.gradients
             shown = {"method": experiment.method_name, "setting": settings(method), "rounds": rounds}
-            table.append(shown | {assembly.main_metric: math.nan if failed else value})
+            table.append(shown | {assembly.main_metric: math.nan if math.isinf(score) else value})
     best, method = min(scores, key=lambda pair: pair[0])
     if math.isinf(best):
         raise InputError(f"tune: every setting of {experiment.method_name} diverged; give smaller rates")
     return Tuning(method, table, spent)
-
-
-WORK = ("local_steps", "lower_steps", "upper_steps")  # fields of methods that say how long a round takes
 
 
 def settings(method: Any) -> str:
@@ -171,6 +170,13 @@ def settings(method: Any) -> str:
         elif encode(value) != encode(getattr(usual, each.name)):
             shown.append(f"{each.name} {value}")
     return "; ".join(shown)
+
+
+def _score(assembly: Assembly, result: Result, value: float) -> float:
+    """A value of the main metric as something to be small; infinite for a run that diverged."""
+    if result.status == "diverged" or not math.isfinite(value):
+        return math.inf
+    return value if assembly.falling else -value
 
 
 def _rate(name: str, rate: Any) -> str:

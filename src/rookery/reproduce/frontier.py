@@ -23,7 +23,7 @@ from rookery.federation.rates import Rates
 from rookery.federation.server import PerSequence, ServerOptimiser
 from rookery.federation.steps import RandomSteps
 from rookery.reproduce.aggitd import options, task
-from rookery.reproduce.study import Cell, Claim, Done, First, Last, Measure, Search, Study, summary
+from rookery.reproduce.study import Cell, Claim, Done, Search, Study, final, reached, summary
 
 BATCH = 32
 EXCHANGES = 500  # of the runs that are reported
@@ -115,12 +115,7 @@ def cells(quick: bool) -> list[Cell]:
     return found
 
 
-MEASURES = tuple(
-    Measure(f"{axis} to {100 * level:g} %", First(axis, "accuracy", level), rising=False)
-    for level in LEVELS
-    for axis in ("exchanges", "megabytes", "gradients")
-)
-FINAL = Measure("final accuracy", Last("accuracy", 5), percent=True)
+MEASURES = tuple(reached(level, axis) for level in LEVELS for axis in ("exchanges", "megabytes", "gradients"))
 
 
 def claims(done: Mapping[str, Done]) -> list[Claim]:
@@ -140,8 +135,7 @@ def claims(done: Mapping[str, Done]) -> list[Claim]:
 
 def _fewest(done: list[Done], level: float) -> tuple[str, float, float]:
     """The methods that reach a level, with every seed, in the fewest exchanges; the mean and spread of the first."""
-    measure = next(each for each in MEASURES if each.name == f"exchanges to {100 * level:g} %")
-    found = {each.cell.row: summary(each, measure) for each in done}
+    found = {each.cell.row: summary(each, reached(level)) for each in done}
     whole = {name: each for name, each in found.items() if each.reached == each.seeds}
     if not whole:
         return "no method", math.inf, math.nan
@@ -184,7 +178,7 @@ derivatives over one minibatch. FedBiO is SimFBO with equal local and server rat
 of steps anew in every round, from 1 to twice the chosen one less 1.
 """,
     cells=cells,
-    measures=(*MEASURES, FINAL),
+    measures=(*MEASURES, final()),
     claims=claims,
     claims_heading="What was aimed at",
     misses_heading="Missed",

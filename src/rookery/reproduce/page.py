@@ -11,7 +11,7 @@ import numpy as np
 
 from rookery.experiments.compare import cost
 from rookery.experiments.tune import Tuning, settings
-from rookery.reproduce.study import Claim, Done, Last, Measure, Study, Summary, mean_and_spread
+from rookery.reproduce.study import Claim, Done, Last, Measure, Study, Summary, summary
 from rookery.runs.files import write_text
 from rookery.runs.plot import plot_panels
 from rookery.runs.table import Table
@@ -23,20 +23,21 @@ def rows_of(study: Study, done: Mapping[str, Done], quick: bool = False) -> Tabl
     for each in done.values():
         for measure in study.measures:
             paper = each.cell.paper.get(measure.name, math.nan)
-            values = each.values(measure)
-            mean, spread, reached = mean_and_spread(values)
+            found = summary(each, measure)
             table.append(
                 {
                     "method": each.cell.row,
                     "setting": each.cell.column,
                     "measure": measure.name,
                     "paper": paper,
-                    "ours": mean,
-                    "spread": spread,
-                    "reached": reached,
-                    "seeds": len(values),
+                    "ours": found.mean,
+                    "spread": found.spread,
+                    "reached": found.reached,
+                    "seeds": found.seeds,
                     "diverged": sum(each.diverged),
-                    "verdict": "no yardstick" if quick else verdict(measure, mean, reached == len(values), paper),
+                    "verdict": "no yardstick"
+                    if quick
+                    else verdict(measure, found.mean, found.reached == found.seeds, paper),
                     "seconds": each.seconds,
                     "commit": each.commit,
                     "device": each.device,
@@ -125,7 +126,7 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
         lines += [""]
     lines += [f"![{study.metric} against {', '.join(study.axes)}]({name}.png)", ""]
     if study.remarks and not quick:
-        lines += ["## Remarks", "", study.remarks.strip(), ""]
+        lines += ["## Remarks on the runs published with Rookery", "", study.remarks.strip(), ""]
     if tuned := {label: each.tuning for label, each in done.items() if each.tuning}:
         lines += ["## What tuning chose", "", *_tuned(tuned), ""]
     lines += [f"## {study.misses_heading}", "", *_missed(study, table, claims, missing, quick), ""]
@@ -200,12 +201,11 @@ def _tolerances(study: Study) -> str:
 
 def _grain(study: Study, done: Mapping[str, Done]) -> str:
     """How often runs were evaluated, and what an end is."""
-    axis = "exchanges" if any("exchanges" in each.histories[0] for each in done.values()) else "round"
     histories = [history for each in done.values() for history in each.histories if len(history.rows) > 1]
-    steps = [float(history[axis][1] - history[axis][0]) for history in histories] or [0.0]
+    steps = [float(history["exchanges"][1] - history["exchanges"][0]) for history in histories] or [0.0]
     least, most = min(steps), max(steps)
     often = f"{least:g}" if least == most else f"{least:g} to {most:g}"
-    text = f"Runs were evaluated every {often} {axis}"
+    text = f"Runs were evaluated every {often} exchanges"
     ends = sorted({measure.of.evaluations for measure in study.measures if isinstance(measure.of, Last)})
     means = [f"the last {number} evaluations" for number in ends if number > 1]
     return f"{text}; final values are means of {' or '.join(means)}." if means else f"{text}."

@@ -88,6 +88,16 @@ class Last:
         return float(np.mean(history[self.metric][-self.evaluations :]))
 
 
+def reached(level: float, axis: str = "exchanges", metric: str = "accuracy") -> Measure:
+    """What was spent when an accuracy was first there."""
+    return Measure(f"{axis} to {100 * level:g} %", First(axis, metric, level), rising=False)
+
+
+def final(metric: str = "accuracy", tolerance: float = 0.0) -> Measure:
+    """An accuracy at the end: the mean of the last five evaluations."""
+    return Measure(f"final {metric.replace('_', ' ')}", Last(metric, 5), tolerance=tolerance, percent=True)
+
+
 @dataclass(frozen=True)
 class Search:
     """Settings of a method to choose from on validation data, and the exchanges that each is tried for."""
