@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rookery.algorithms.fedmsa import FedMSA
 from rookery.algorithms.fednest import FedNest
@@ -111,49 +110,65 @@ BALANCED = Measure("final class-balanced accuracy", Last("balanced", 5), percent
 
 
 def loss_tuning(quick: bool) -> list[Cell]:
-    """FedMSA with several numbers of local steps, and FedNest, at several levels of heterogeneity."""
-    task = LossTuning(widths=(16,)) if quick else LossTuning("mnist", widths=(200,), validation=0.2)
+    """FedMSA with several numbers of local steps, and FedNest, at several levels of heterogeneity; both also tuned."""
     found = []
     for q in (0.1,) if quick else (0.1, 1.0):
         for steps in (4,) if quick else (4, 8, 12):
-            method = FedMSA(lr=Rates(x=0.05, y=0.1, v=0.1), local_steps=steps, momentum=0.5, local_clients=10)
-            rounds = 10 if quick else 250
-            experiment = Experiment("losstuning", task, "FedMSA", method, _options(q, rounds, quick))
             # The paper's sentence is about K = 12.
             paper = {TARGET.name: 250.0} if steps == 12 else {}
-            found.append(Cell(f"FedMSA, K = {steps}", f"q = {q:g}", experiment, paper))
-        found.append(_tuned(q, task, quick))
-        method = FedNest(
-            lr=Rates(x=0.05, y=0.1), neumann_step=0.1, neumann_terms=5, lower_steps=12, upper_steps=12
-        )  # fmt: skip
-        experiment = Experiment("losstuning", task, "FedNest", method, _options(q, 5 if quick else 200, quick))
-        found.append(Cell("FedNest", f"q = {q:g}", experiment))
+            found.append(_cell(f"FedMSA, K = {steps}", q, [_fedmsa(0.05, 0.1, 0.1, steps)], quick, paper=paper))
+        rates = itertools.product((0.05, 0.3), (0.05, 0.1, 0.2, 0.4), (0.01, 0.03, 0.1))
+        tuned = [_fedmsa(*each) for each in rates][: 2 if quick else None]
+        paper = {TARGET.name: 250.0}
+        found.append(_cell("FedMSA, K = 12, tuned", q, tuned, quick, batch_size=0, paper=paper))
+        found.append(_cell("FedMSA, K = 12, tuned, cohort 10", q, tuned, quick, batch_size=0, cohort=10))
+        found.append(_cell("FedNest", q, [_fednest(0.05, 0.1, 0.1)], quick, cohort=10))
+        rates = itertools.product((0.05, 0.3), (0.05, 0.1, 0.2, 0.4), (0.03, 0.1, 0.3))
+        tuned = [_fednest(*each) for each in rates][: 2 if quick else None]
+        found.append(_cell("FedNest, tuned", q, tuned, quick, batch_size=0, cohort=10))
     return found
 
 
-def _tuned(q: float, task: LossTuning, quick: bool) -> Cell:
-    """K = 12 with all of a client's examples in every step, and with rates that were chosen on validation data."""
-    methods = tuple(
-        FedMSA(lr=Rates(x=x, y=y, v=v), local_steps=12, momentum=0.5, local_clients=10)
-        for x, y, v in itertools.product((0.05, 1.0), (0.2, 0.4, 0.8), (0.01, 0.05))
-    )
-    options = dataclasses.replace(_options(q, 10 if quick else 250, quick), batch_size=0)
-    search = Search(methods[:2], 10) if quick else Search(methods, 250)
-    experiment = Experiment("losstuning", task, "FedMSA", methods[0], options)
-    return Cell("FedMSA, K = 12, tuned", f"q = {q:g}", experiment, {TARGET.name: 250.0}, search)
+def _fedmsa(x: float, y: float, v: float, steps: int = 12) -> FedMSA:
+    return FedMSA(lr=Rates(x=x, y=y, v=v), local_steps=steps, momentum=0.5, local_clients=10)
 
 
-def _options(q: float, rounds: int, quick: bool) -> Options:
-    return Options(
-        rounds=rounds, clients=100 if not quick else 10, cohort=10, partition=f"hetero:{q:g}", batch_size=10, every=2
+def _fednest(x: float, y: float, neumann_step: float) -> FedNest:
+    return FedNest(
+        lr=Rates(x=x, y=y), neumann_step=neumann_step, neumann_terms=5, lower_steps=12, upper_steps=12
+    )  # fmt: skip
+
+
+def _cell(
+    row: str,
+    q: float,
+    methods: Sequence[FedMSA | FedNest],
+    quick: bool,
+    batch_size: int = 10,
+    cohort: int = 0,
+    paper: Mapping[str, float] | None = None,
+) -> Cell:
+    """A setting, or several of which the best is chosen on validation data."""
+    task = LossTuning(widths=(16,)) if quick else LossTuning("mnist", widths=(200,), validation=0.2)
+    name, full, small = ("FedMSA", 250, 10) if isinstance(methods[0], FedMSA) else ("FedNest", 200, 5)
+    options = Options(
+        rounds=small if quick else full,
+        clients=20 if quick else 100,
+        cohort=cohort,
+        partition=f"hetero:{q:g}",
+        batch_size=batch_size,
+        every=2,
     )
+    search = Search(tuple(methods), 10 if quick else 250) if len(methods) > 1 else None
+    return Cell(row, f"q = {q:g}", Experiment("losstuning", task, name, methods[0], options), paper or {}, search)
 
 
 def loss_tuning_claims(done: Mapping[str, Done]) -> list[Claim]:
-    """FedNest needs many times the exchanges of FedMSA: at the published rates, and of FedMSA with tuned ones."""
-    rows = ("FedMSA, K = 12", "FedMSA, K = 12, tuned")
+    """FedNest needs many times the exchanges of FedMSA: at the published rates, and both with tuned ones."""
+    pairs = (("FedMSA, K = 12", "FedNest"), ("FedMSA, K = 12, tuned", "FedNest, tuned"))
+    pairs += (("FedMSA, K = 12, tuned, cohort 10", "FedNest, tuned"),)
     columns = dict.fromkeys(each.cell.column for each in done.values())
-    return [claim for c in columns for row in rows for claim in fewer(done, c, row, ("FedNest",), TARGET)]
+    return [claim for c in columns for row, other in pairs for claim in fewer(done, c, row, (other,), TARGET)]
 
 
 LOSS_TUNING = Study(
@@ -162,7 +177,7 @@ LOSS_TUNING = Study(
     source=f"{SOURCE}, figures 1, 3 and 4",
     settings="""
 Class c keeps the first ceil(6000 * 0.01^(c/9)) training images, 14,817 in all; 100 clients in ten groups that lean to
-one class with share q; 10 clients a round, all of which take local steps. The lower level fits all weights of a network
+one class with share q. The lower level fits all weights of a network
 784-200-10 to CE(sigmoid(dy) * logits + ly), the upper is the class-balanced loss of the fifth of each client's examples
 that is kept for validation. alpha 0.05, beta 0.1 for weights and adjoint, rho 0.5, minibatches of 10; 250 rounds of
 FedMSA (two exchanges each) and 200 of FedNest (ten each; the same rates, lambda 0.1, T = 5, 12 lower and 12 upper local
