@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import signal
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ import rookery as rk
 from rookery.cli import main
 from rookery.experiments.experiment import Experiment, Options
 from rookery.experiments.tune import settings
-from rookery.reproduce.execute import commit
+from rookery.reproduce import execute
+from rookery.reproduce.execute import commit, run_cell
 from rookery.reproduce.frontier import METHODS
 from rookery.reproduce.page import grids, plot, rows_of, verdict, write_page
 from rookery.reproduce.registry import STUDIES, reproduce
@@ -60,6 +62,30 @@ def test_what_is_done_is_not_run_again(tmp_path, capsys):
         assert values == [history["distance"].tolist() for history in again[name].histories]
     assert main(["reproduce", "fedmsa-mco", "--quick", "--page", "--out", str(tmp_path)]) == 0
     assert "ours ± spread" in capsys.readouterr().out
+
+
+def test_after_an_interruption_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
+    command = ["reproduce", "fedmsa-mco", "--quick", "--seeds", "1", "--out", str(tmp_path)]
+    started: list[str] = []
+
+    def interrupted_in_the_third(cell, *arguments):
+        started.append(cell.name)
+        if len(started) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return run_cell(cell, *arguments)
+
+    monkeypatch.setattr(execute, "run_cell", interrupted_in_the_third)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(command) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "interrupted; the same command goes on" in capsys.readouterr().out
+    folder = tmp_path / ".cells" / "fedmsa-mco-quick"
+    assert len(list(folder.iterdir())) == 2 and list(tmp_path.glob("*.md")) == []
+    assert main(command) == 0
+    assert started[3:] == [cell.name for cell in STUDIES["fedmsa-mco"].cells(True)[2:]]
+    assert len(list(folder.iterdir())) == 4
 
 
 def test_a_page_of_what_is_done_names_what_is_missing(tmp_path):
@@ -159,12 +185,13 @@ def test_an_order_holds_where_spreads_are_apart():
     found = higher(done, "here", "a", ("b", "c", "missing"), percent)
     assert [claim.holds for claim in found] == [True, False]
     assert found[0].text == "here: a is above b (it), spreads apart"
-    assert found[0].found == "85.00 ± 5 against 65.00 ± 5 %"
+    assert found[0].found == "85.00 ± 5 against 65.00 ± 5 %; better with 2 of 2 seeds"
+    assert found[1].found.endswith("better with 1 of 2 seeds")
     spent = Measure("exchanges", Last("exchanges"), rising=False)
     assert [claim.holds for claim in fewer(done, "here", "b", ("a", "c"), spent)] == [True, False]
     never = Measure("never", First("exchanges", "accuracy", 0.75), rising=False)
     (claim,) = fewer(done, "here", "a", ("b",), never)
-    assert claim.holds and claim.found == "850 ± 50 against never"
+    assert claim.holds and claim.found == "850 ± 50 against never; better with 2 of 2 seeds"
     assert not fewer(done, "here", "b", ("b",), never)[0].holds
     assert fewer(done, "here", "missing", ("a",), never) == []
 
@@ -173,7 +200,7 @@ def test_an_order_asks_for_every_seed():
     level = Measure("it", First("exchanges", "accuracy", 0.5), rising=False)
     done = {"a, here": done_with("a", 0.5, 0.4), "b, here": done_with("b", 0.9, 0.9)}
     (claim,) = fewer(done, "here", "a", ("b",), level)
-    assert not claim.holds and claim.found == "500 ± 0, 1 of 2 against 900 ± 0"
+    assert not claim.holds and claim.found == "500 ± 0, 1 of 2 against 900 ± 0; better with 1 of 2 seeds"
 
 
 def test_a_run_that_diverged_has_no_end_and_is_counted(tmp_path):

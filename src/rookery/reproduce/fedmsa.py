@@ -121,7 +121,8 @@ def loss_tuning(quick: bool) -> list[Cell]:
         tuned = [_fedmsa(*each) for each in rates][: 2 if quick else None]
         paper = {TARGET.name: 250.0}
         found.append(_cell("FedMSA, K = 12, tuned", q, tuned, quick, batch_size=0, paper=paper))
-        found.append(_cell("FedMSA, K = 12, tuned, cohort 10", q, tuned, quick, batch_size=0, cohort=10))
+        if not quick:
+            found.append(_cell("FedMSA, K = 12, tuned, cohort 10", q, tuned, quick, batch_size=0, cohort=10))
         found.append(_cell("FedNest", q, [_fednest(0.05, 0.1, 0.1)], quick, cohort=10))
         rates = itertools.product((0.05, 0.3), (0.05, 0.1, 0.2, 0.4), (0.03, 0.1, 0.3))
         tuned = [_fednest(*each) for each in rates][: 2 if quick else None]
@@ -164,9 +165,14 @@ def _cell(
 
 
 def loss_tuning_claims(done: Mapping[str, Done]) -> list[Claim]:
-    """FedNest needs many times the exchanges of FedMSA: at the published rates, and both with tuned ones."""
-    pairs = (("FedMSA, K = 12", "FedNest"), ("FedMSA, K = 12, tuned", "FedNest, tuned"))
-    pairs += (("FedMSA, K = 12, tuned, cohort 10", "FedNest, tuned"),)
+    """More local steps need fewer exchanges; FedNest needs many more, at the published rates and with tuned ones."""
+    pairs = (
+        ("FedMSA, K = 8", "FedMSA, K = 4"),
+        ("FedMSA, K = 12", "FedMSA, K = 8"),
+        ("FedMSA, K = 12", "FedNest"),
+        ("FedMSA, K = 12, tuned", "FedNest, tuned"),
+        ("FedMSA, K = 12, tuned, cohort 10", "FedNest, tuned"),
+    )
     columns = dict.fromkeys(each.cell.column for each in done.values())
     return [claim for c in columns for row, other in pairs for claim in fewer(done, c, row, (other,), TARGET)]
 
@@ -177,29 +183,36 @@ LOSS_TUNING = Study(
     source=f"{SOURCE}, figures 1, 3 and 4",
     settings="""
 Class c keeps the first ceil(6000 * 0.01^(c/9)) training images, 14,817 in all; 100 clients in ten groups that lean to
-one class with share q. The lower level fits all weights of a network
-784-200-10 to CE(sigmoid(dy) * logits + ly), the upper is the class-balanced loss of the fifth of each client's examples
-that is kept for validation. alpha 0.05, beta 0.1 for weights and adjoint, rho 0.5, minibatches of 10; 250 rounds of
-FedMSA (two exchanges each) and 200 of FedNest (ten each; the same rates, lambda 0.1, T = 5, 12 lower and 12 upper local
-steps). The lower loss has a ridge of 0.001. The five warm-up rounds of the published code are left out. Three seeds, to
-save time. **Tuned**: K = 12 with all of a client's examples in every
-step, 12 combinations of rates (x 0.05, 1; y 0.2, 0.4, 0.8; v 0.01, 0.05) tried for 250 exchanges on a sixth of the
-training examples, held out; what counts is the mean class-balanced accuracy. The paper gives one number: about 250
-exchanges to 90 % test accuracy for FedMSA, and more than 2,000 for FedNest.
+one class with share q. The lower level fits all weights of a network 784-200-10 to CE(sigmoid(dy) * logits + ly), the
+upper is the class-balanced loss of the fifth of each client's examples that is kept for validation. alpha 0.05, beta
+0.1 for weights and adjoint, rho 0.5, minibatches of 10. FedMSA: all clients give the direction and ten of them take the
+local steps, as in the paper's algorithm; 250 rounds of two exchanges. FedNest: ten clients in every exchange; 200
+rounds of ten exchanges, the same rates, lambda 0.1, T = 5, 12 lower and 12 upper local steps. The lower loss has a
+ridge of 0.001. The five warm-up rounds of the published code are left out. Three seeds, to save time. **Tuned**: all of
+a client's examples in every step, and the best of 24 combinations of rates (x 0.05, 0.3; y 0.05, 0.1, 0.2, 0.4; and
+FedMSA's v 0.01, 0.03, 0.1, FedNest's lambda 0.03, 0.1, 0.3), each tried for 250 exchanges with a sixth of the training
+examples held out, on which the mean class-balanced accuracy counts (equal budgets of exchanges, not of gradients).
+**Cohort 10**: the direction, too, comes from ten clients alone. The paper gives one number: about 250 exchanges to 90 %
+test accuracy for FedMSA with K = 12, and more than 2,000 for FedNest.
 """,
     cells=loss_tuning,
     measures=(TARGET, TOP1, BALANCED),
     claims=loss_tuning_claims,
+    remarks="""
+Up to eight cells ran at a time on one GPU, so that each took longer than it would alone.
+
+With the published rates and K = 8 in place of 12, 90 % takes as long as the paper says. Tuned, FedMSA takes half of
+that at both levels of heterogeneity, FedNest seven to sixteen times as long as FedMSA. Tuned FedNest does better than
+the paper says of FedNest.
+""",
     causes={
-        "FedMSA, K = 12 needs": "It does not reach 90 % itself; see there.",
-        "FedMSA, K = 12, q": "The adjoint explodes: |v|, taken as a metric, is 8e6 after 20 rounds (q = 0.1, seed 0). "
-        "It is the noise of minibatches of 10 at this step: with a step of 0.01 for v in place of 0.1 it stays below 8 "
-        "for 100 rounds, with minibatches of 32 and the published steps below 50. Larger minibatches and tuned rates "
-        "make the row that is called tuned.",
-        "FedMSA, K = 12, tuned, q = 1": "Clients who hold one class: ten of them in a round leave classes out, and the "
-        "accuracy jumps between rounds. The paper does not say at which q its 250 were counted; at q = 0.1 it takes "
-        "half of that. In both settings it chose the smallest rate of y in the grid, so a finer one may do better.",
-        "FedMSA, K = 12, tuned needs": "The seeds differ much at q = 1, or do not all get there.",
+        "FedMSA, K = 12 needs less than FedMSA": "With K = 12 the adjoint explodes; see there.",
+        "FedMSA, K = 12 needs less than FedNest": "With K = 12 the adjoint explodes; see there.",
+        "FedMSA, K = 12, q": "The adjoint explodes: |v|, taken as a metric, is 21 after 40 rounds, 4.5e4 after 60 and "
+        "9e12 after 80 (q = 0.1, seed 0). It is the noise of minibatches of 10 at this step: with a step of 0.03 for v "
+        "in place of 0.1 it stays below 20 for 200 rounds, with minibatches of 32 and the published steps below 54, as "
+        "with all examples (55). With K = 8 it does not happen. The row that is called tuned reaches the number.",
     },
+    logarithmic=True,
     seeds=3,
 )

@@ -81,11 +81,12 @@ def plot(study: Study, done: Mapping[str, Done], path: Path) -> None:
         values = np.full((len(each.histories), len(longest.rows)), np.nan)  # of the runs that go on that long
         for number, history in enumerate(each.histories):
             values[number, : len(history.rows)] = history[study.metric]
-        mean, spread = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
+        alive = np.ma.masked_invalid(values)
+        mean, spread = (np.ma.filled(each, np.nan) for each in (alive.mean(axis=0), alive.std(axis=0)))
         for axis in study.axes:
             label = f"{axis}\n{each.cell.column}" if each.cell.column else axis
             panels.setdefault(label, {})[each.cell.row] = (cost(longest, axis), mean, spread)
-    wrap = len(study.axes) if len(study.axes) > 1 else None
+    wrap = len(study.axes) if len(study.axes) > 1 else min(4, len(panels))
     plot_panels(
         panels,
         study.metric,

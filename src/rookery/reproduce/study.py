@@ -220,16 +220,16 @@ def fewer(
 ) -> list[Claim]:
     """Claims that one row has less of something than each of some others, spreads apart."""
     return [
-        _order(f"{column}: {best} {verb} {other} ({measure.name})", *pair, measure, falling=True)
-        for other, pair in _pairs(done, column, best, others, measure)
+        _order(f"{column}: {best} {verb} {other} ({measure.name})", first, second, measure, falling=True)
+        for other, first, second in _pairs(done, column, best, others)
     ]
 
 
 def higher(done: Mapping[str, Done], column: str, best: str, others: Sequence[str], measure: Measure) -> list[Claim]:
     """Claims that one row is above each of some others, spreads apart."""
     return [
-        _order(f"{column}: {best} is above {other} ({measure.name})", *pair, measure, falling=False)
-        for other, pair in _pairs(done, column, best, others, measure)
+        _order(f"{column}: {best} is above {other} ({measure.name})", first, second, measure, falling=False)
+        for other, first, second in _pairs(done, column, best, others)
     ]
 
 
@@ -251,20 +251,24 @@ def summary(done: Done, measure: Measure) -> Summary:
     return Summary(*mean_and_spread(done.values(measure)), len(done.histories))
 
 
-def _pairs(
-    done: Mapping[str, Done], column: str, best: str, others: Sequence[str], measure: Measure
-) -> list[tuple[str, tuple[Summary, Summary]]]:
-    """What two rows have in a column, for each of the others, where both were run."""
-    of = lambda row: summary(done[f"{row}, {column}"], measure)
-    if f"{best}, {column}" not in done:
-        return []
-    return [(other, (of(best), of(other))) for other in others if f"{other}, {column}" in done]
+def _pairs(done: Mapping[str, Done], column: str, best: str, others: Sequence[str]) -> list[tuple[str, Done, Done]]:
+    """A row and each of the others in a column, where both were run."""
+    first = done.get(f"{best}, {column}")
+    found = [(other, done.get(f"{other}, {column}")) for other in others]
+    return [(other, first, second) for other, second in found if first is not None and second is not None]
 
 
-def _order(text: str, first: Summary, second: Summary, measure: Measure, falling: bool) -> Claim:
-    """All seeds of the better one have a number, and it is better by more than both spreads, or the other has none."""
-    spreads = float(np.nan_to_num(first.spread) + np.nan_to_num(second.spread))
-    ahead = second.mean - first.mean if falling else first.mean - second.mean
-    holds = first.reached == first.seeds and (second.reached == 0 or ahead > spreads)
-    found = f"{first.show(measure)} against {second.show(measure)}{' %' if measure.percent else ''}"
+def _order(text: str, first: Done, second: Done, measure: Measure, falling: bool) -> Claim:
+    """All seeds of the better one have a number, and it is better by more than both spreads, or the other has none.
+
+    What was found says as well with how many seeds it is better: rows share their seeds' partitions and initial values.
+    """
+    ours, theirs = summary(first, measure), summary(second, measure)
+    sign = -1.0 if falling else 1.0
+    spreads = float(np.nan_to_num(ours.spread) + np.nan_to_num(theirs.spread))
+    holds = ours.reached == ours.seeds and (theirs.reached == 0 or sign * (ours.mean - theirs.mean) > spreads)
+    scores = [np.nan_to_num(sign * each.values(measure), nan=-math.inf, neginf=-math.inf) for each in (first, second)]
+    better = int(np.sum(scores[0] > scores[1]))
+    unit = " %" if measure.percent else ""
+    found = f"{ours.show(measure)} against {theirs.show(measure)}{unit}; better with {better} of {ours.seeds} seeds"
     return Claim(f"{text}, spreads apart", holds, found)

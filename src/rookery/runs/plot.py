@@ -90,13 +90,16 @@ def plot_panels(
             axes.locator_params(axis="x", nbins=6)
         if log_metric:
             axes.set_yscale("log")
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
     if lowest is not None:
         highest = max(float(np.max(mean)) for curves in panels.values() for _, mean, _ in curves.values())
         grid[0][0].set_ylim(bottom=lowest, top=highest + 0.03 * (highest - lowest))
     first = set(next(iter(panels.values())))
     if len(first) > INSIDE and all(first.issuperset(curves) for curves in panels.values()):
         lines = grid[0][0].get_legend_handles_labels()
-        figure.legend(*lines, loc="outside lower center", ncols=5, frameon=False)
+        fitting = int(4.2 * columns / (0.6 + 0.085 * max(map(len, first))))  # inches: the figure, a line and its name
+        figure.legend(*lines, loc="outside lower center", ncols=min(5, max(1, fitting)), frameon=False)
     else:
         for number, (axes, curves) in enumerate(zip(grid.flat, panels.values())):
             if number == 0 or not first.issuperset(curves):  # names that the first panel does not explain
