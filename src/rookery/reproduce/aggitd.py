@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from rookery.algorithms.aggitd import AggITD
 from rookery.algorithms.fednest import FedNest
+from rookery.algorithms.lfednest import LFedNest
 from rookery.experiments.experiment import Experiment, Options
 from rookery.federation.rates import Rates
 from rookery.reproduce.study import Cell, Study, final, reached
@@ -36,6 +38,28 @@ def epoch(setting: str, batch: int) -> int:
     return math.ceil((300 if setting == "iid" else 120) / batch)
 
 
+def two_loops(name: str, setting: str, batch: int, tau: int = 1, solver: str = "svrg") -> tuple[Any, int]:
+    """A method of two loops with the paper's steps, and its exchanges a round: N = 1, T = 5, tau epochs above."""
+    small = name == "LFedNest" and setting == "non-iid"
+    shared: dict[str, Any] = {
+        "lr": Rates(x=0.005, y=0.001) if small else Rates(x=0.01, y=0.003),
+        "neumann_step": 0.01,
+        "lower_steps": 5,
+        "upper_steps": tau * epoch(setting, batch),
+        "lower_solver": solver,
+    }
+    twice = int(solver == "svrg")  # the lower round has a second exchange
+    match name:
+        case "FBO-AggITD":
+            return AggITD(**shared), 4 + twice
+        case "FedNest":
+            return FedNest(neumann_terms=5, **shared), 9 + twice
+        case "LFedNest":
+            return LFedNest(neumann_terms=5, **shared), 2 + twice
+        case _:
+            raise ValueError(name)
+
+
 def options(setting: str, rounds: int, quick: bool, batch: int, every: int = 1) -> Options:
     """100 clients, 10 a round; iid, or two label-sorted shards each."""
     return Options(
@@ -63,14 +87,7 @@ def cells(quick: bool) -> list[Cell]:
 
 
 def _cell(row: str, name: str, setting: str, tau: int, batch: int, paper: tuple[float, float], quick: bool) -> Cell:
-    shared = {
-        "lr": Rates(x=0.01, y=0.003),
-        "neumann_step": 0.01,
-        "lower_steps": 5,
-        "upper_steps": tau * epoch(setting, batch),
-    }
-    method = FedNest(neumann_terms=5, **shared) if name == "FedNest" else AggITD(**shared)
-    exchanges = 10 if name == "FedNest" else 5
+    method, exchanges = two_loops(name, setting, batch, tau)
     rounds = (100 if quick else EXCHANGES) // exchanges
     experiment = Experiment("hyperrep", task(setting, quick), name, method, options(setting, rounds, quick, batch))
     measured = {REACHED.name: float(paper[0]), FINAL.name: paper[1]}

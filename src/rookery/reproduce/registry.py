@@ -7,28 +7,32 @@ from pathlib import Path
 from typing import Any
 
 from rookery.errors import InputError, unknown
+from rookery.reproduce import aggitd_figures, fedvra, simfbo
 from rookery.reproduce.aggitd import TABLE2
 from rookery.reproduce.execute import run_study
 from rookery.reproduce.fedbio import RATES
 from rookery.reproduce.fedbio_tasks import TASKS
 from rookery.reproduce.fedmsa import LOSS_TUNING, MCO
-from rookery.reproduce.fedvra import TABLE3, TABLE4
 from rookery.reproduce.fedvra_u import SEMI_SUPERVISED
 from rookery.reproduce.frontier import FRONTIER
 from rookery.reproduce.page import write_page
-from rookery.reproduce.simfbo import FIGURE2, FIGURE3, FIGURE4, FIGURE5
 from rookery.reproduce.study import Done, Study
 
 _ALL = (
     TABLE2,
-    FIGURE2,
-    FIGURE3,
-    FIGURE4,
-    FIGURE5,
+    aggitd_figures.FIGURE3,
+    aggitd_figures.FIGURE4,
+    aggitd_figures.FIGURE6,
+    aggitd_figures.FIGURE7,
+    simfbo.FIGURE2,
+    simfbo.FIGURE3,
+    simfbo.FIGURE4,
+    simfbo.FIGURE5,
     MCO,
     LOSS_TUNING,
-    TABLE3,
-    TABLE4,
+    fedvra.FIGURE2,
+    fedvra.TABLE3,
+    fedvra.TABLE4,
     SEMI_SUPERVISED,
     RATES,
     TASKS,

@@ -16,7 +16,7 @@ from rookery.algorithms.simfbo import SimFBO
 from rookery.experiments.experiment import Experiment
 from rookery.federation.rates import Rates
 from rookery.federation.steps import FixedSteps
-from rookery.reproduce.aggitd import epoch, options, task
+from rookery.reproduce.aggitd import options, task, two_loops
 from rookery.reproduce.study import Cell, Claim, Done, Measure, Study, fewer, final, higher, reached
 from rookery.tasks.hyperrep import HyperRep
 
@@ -34,23 +34,15 @@ def comparison(quick: bool) -> list[Cell]:
     for setting in SETTINGS:
         place = dataclasses.replace(task(setting, quick), training_accuracy=True)
         rates = Rates(y=0.2, v=0.1, x=0.05)
-        local = {"x": 0.01, "y": 0.003} if setting == "iid" else {"x": 0.005, "y": 0.001}
-        two_loops = {"neumann_step": 0.01, "lower_steps": 5, "upper_steps": epoch(setting, BATCH)}
-        for name, method, exchanges in (
-            ("SimFBO", SimFBO(lr=rates, server_lr=rates), 1),
-            ("FBO-AggITD", AggITD(lr=Rates(x=0.01, y=0.003), **two_loops), 5),
-            ("FedNest", FedNest(lr=Rates(x=0.01, y=0.003), neumann_terms=5, **two_loops), 10),
-            ("LFedNest", LFedNest(lr=Rates(**local), neumann_terms=5, **two_loops), 3),
-        ):
-            found.append(_cell(name, setting, place, method, exchanges, setting, quick))
+        found.append(_cell("SimFBO", setting, place, SimFBO(lr=rates, server_lr=rates), 1, setting, quick))
+        for name in OTHERS:
+            found.append(_cell(name, setting, place, *two_loops(name, setting, BATCH), setting, quick))
     if not quick:
         place, rates = HyperRep("cifar10", model="lenet", training_accuracy=True), Rates(y=0.1, v=0.05, x=0.03)
-        two_loops = {"neumann_step": 0.01, "lower_steps": 5, "upper_steps": -(-250 // BATCH)}
-        for name, method, exchanges in (
-            ("SimFBO", SimFBO(lr=rates, server_lr=rates), 1),
-            ("FBO-AggITD", AggITD(lr=Rates(x=0.005, y=0.003), **two_loops), 5),
-        ):
-            found.append(_cell(name, CIFAR, place, method, exchanges, "iid", quick))
+        found.append(_cell("SimFBO", CIFAR, place, SimFBO(lr=rates, server_lr=rates), 1, "iid", quick))
+        method, exchanges = two_loops("FBO-AggITD", "iid", BATCH)
+        method = dataclasses.replace(method, lr=Rates(x=0.005, y=0.003), upper_steps=-(-250 // BATCH))
+        found.append(_cell("FBO-AggITD", CIFAR, place, method, exchanges, "iid", quick))
     return found
 
 

@@ -88,6 +88,17 @@ class Last:
         return float(np.mean(history[self.metric][-self.evaluations :]))
 
 
+@dataclass(frozen=True)
+class Jumps:
+    """How much a metric changes from one evaluation to the next: the mean over the second half of a run."""
+
+    metric: str
+
+    def __call__(self, history: Table) -> float:
+        values = history[self.metric]
+        return float(np.mean(np.abs(np.diff(values[(len(values) - 1) // 2 :]))))
+
+
 def reached(level: float, axis: str = "exchanges", metric: str = "accuracy") -> Measure:
     """What was spent when an accuracy was first there."""
     return Measure(f"{axis} to {100 * level:g} %", First(axis, metric, level), rising=False)

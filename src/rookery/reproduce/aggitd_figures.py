@@ -1,0 +1,184 @@
+"""FBO-AggITD's figures 3, 4, 6 and 7: participation, the lower solver, a convolutional network, and time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from rookery.experiments.experiment import Experiment
+from rookery.reproduce.aggitd import BATCH, SOURCE, options, task, two_loops
+from rookery.reproduce.study import Cell, Claim, Done, Jumps, Measure, Study, fewer, final, higher, reached, summary
+from rookery.tasks.hyperrep import HyperRep
+
+METHODS = ("FBO-AggITD", "FedNest", "LFedNest")
+SETTINGS = ("iid", "non-iid")
+REACHED, FINAL = reached(0.85), final()
+NOISE = Measure("change between evaluations", Jumps("accuracy"), rising=False, percent=True)
+
+
+def _cell(
+    row: str,
+    column: str,
+    place: HyperRep,
+    setting: str,
+    quick: bool,
+    solver: str = "svrg",
+    cohort: int | None = None,
+    exchanges: int = 1000,
+) -> Cell:
+    """The method that the row begins with; evaluated about every ten exchanges."""
+    name = row.split(",")[0]
+    method, each = two_loops(name, setting, BATCH, solver=solver)
+    chosen = options(setting, max(2, (30 if quick else exchanges) // each), quick, BATCH, every=max(1, 10 // each))
+    if cohort is not None and not quick:
+        chosen = dataclasses.replace(chosen, cohort=cohort)
+    return Cell(row, column, Experiment("hyperrep", place, name, method, chosen))
+
+
+COMMON = f"""
+The network, the clients and the data of aggitd-table2, minibatches of {BATCH}, one epoch of local upper steps. Inner
+step 0.003, outer step 0.01, lambda 0.01, N = 1, T = 5, 5 local lower steps; LFedNest likewise, non-iid with 0.001 and
+0.005.
+"""
+NOISY = """
+The change between evaluations, which are about ten exchanges apart, is the mean of its absolute values over the second
+half of a run.
+"""
+CURVES = "The paper shows curves and gives no numbers: what is checked is what it says of them."
+EIGHT = "The cells ran up to eight at a time on one GPU, so that each took longer than it would alone."
+
+# Figure 3: how many clients take part.
+
+
+def participation(quick: bool) -> list[Cell]:
+    """Three methods, non-iid, with a tenth, a fifth and half of the clients in every round."""
+    place = task("non-iid", quick)
+    return [
+        _cell(name, f"C = {cohort / 100:g}", place, "non-iid", quick, cohort=cohort)
+        for cohort in ((10,) if quick else (10, 20, 50))
+        for name in METHODS
+    ]
+
+
+def participation_claims(done: Mapping[str, Done]) -> list[Claim]:
+    """FBO-AggITD is first by exchanges and at the end; LFedNest is last at the end, and the noisiest."""
+    found = []
+    for column in dict.fromkeys(each.cell.column for each in done.values()):
+        found += fewer(done, column, "FBO-AggITD", METHODS[1:], REACHED)
+        found += higher(done, column, "FBO-AggITD", METHODS[1:], FINAL)
+        found += higher(done, column, "FedNest", ("LFedNest",), FINAL)
+        found += higher(done, column, "LFedNest", METHODS[:2], NOISE)
+    return found
+
+
+FIGURE3 = Study(
+    name="aggitd-fig3",
+    title="FBO-AggITD, figure 3: how many clients take part",
+    source=f"{SOURCE}, figure 3",
+    settings=COMMON
+    + f"Non-iid; a share C of the 100 clients takes part in a round. 1,000 exchanges. {CURVES} It does not say which "
+    + "shares: these are ours."
+    + NOISY,
+    cells=participation,
+    measures=(REACHED, FINAL, NOISE),
+    claims=participation_claims,
+    remarks=EIGHT,
+)
+
+# Figure 4: the lower solver.
+
+
+def solvers(quick: bool) -> list[Cell]:
+    """Three methods, each with both lower solvers."""
+    found = []
+    for setting in SETTINGS[:1] if quick else SETTINGS:
+        place = task(setting, quick)
+        for name in METHODS[:1] if quick else METHODS:
+            found.append(_cell(f"{name}, SGD", setting, place, setting, quick, solver="sgd"))
+            found.append(_cell(f"{name}, SVRG", setting, place, setting, quick))
+    return found
+
+
+def solvers_claims(done: Mapping[str, Done]) -> list[Claim]:
+    """With SGD below, FBO-AggITD is first by exchanges, and every method is noisier than with SVRG."""
+    found = []
+    for setting in SETTINGS:
+        found += fewer(done, setting, "FBO-AggITD, SGD", [f"{name}, SGD" for name in METHODS[1:]], REACHED)
+        for name in METHODS:
+            found += higher(done, setting, f"{name}, SGD", (f"{name}, SVRG",), NOISE)
+    return found
+
+
+FIGURE4 = Study(
+    name="aggitd-fig4",
+    title="FBO-AggITD, figure 4: the lower solver",
+    source=f"{SOURCE}, figure 4",
+    settings=COMMON
+    + f"The lower round with SVRG (two exchanges) and with SGD (one). 1,000 exchanges. {CURVES}"
+    + NOISY,
+    cells=solvers,
+    measures=(REACHED, FINAL, NOISE),
+    claims=solvers_claims,
+    remarks=EIGHT,
+)
+
+# Figure 6: a convolutional network.
+
+TRAINING = final("training_accuracy", tolerance=0.005)
+
+
+def convolutional(quick: bool) -> list[Cell]:
+    """Three methods with LeNet, whose last two layers are y."""
+    found = []
+    for setting, accuracy in zip(SETTINGS[:1] if quick else SETTINGS, (0.976, 0.967)):
+        place = dataclasses.replace(task(setting, quick), model="lenet", head=2, training_accuracy=True)
+        for name in METHODS[:1] if quick else METHODS:
+            cell = _cell(name, setting, place, setting, quick, exchanges=2000)
+            paper = {TRAINING.name: accuracy} if name == "FBO-AggITD" else {}
+            found.append(dataclasses.replace(cell, paper=paper))
+    return found
+
+
+FIGURE6 = Study(
+    name="aggitd-fig6",
+    title="FBO-AggITD, figure 6: a convolutional network on MNIST",
+    source=f"{SOURCE}, figure 6",
+    settings=COMMON
+    + """LeNet (two convolutions and three dense layers) in the place of the network; its last two layers are y, so that
+the lower level is not convex. 2,000 exchanges. The paper gives the training accuracies of FBO-AggITD, and says that the
+others did not converge non-iid with any of four pairs of steps, the largest of which is this.""",
+    cells=convolutional,
+    measures=(TRAINING, FINAL),
+    claims=lambda done: [
+        claim for setting in SETTINGS for claim in higher(done, setting, "FBO-AggITD", METHODS[1:], TRAINING)
+    ],
+    remarks=EIGHT,
+    metric="training_accuracy",
+)
+
+# Figure 7: time.
+
+SECONDS = reached(0.9, "seconds")
+
+
+def time_claims(done: Mapping[str, Done]) -> list[Claim]:
+    """FBO-AggITD takes about the time of FedNest."""
+    ours, theirs = (summary(done[name], SECONDS) for name in METHODS[:2])
+    holds = ours.reached == ours.seeds and (theirs.reached < theirs.seeds or ours.mean <= 1.1 * theirs.mean)
+    text = "FBO-AggITD needs at most the time of FedNest to 90 % (to 10 %)"
+    return [Claim(text, holds, f"{ours.show(SECONDS)} against {theirs.show(SECONDS)} s")]
+
+
+FIGURE7 = Study(
+    name="aggitd-fig7",
+    title="FBO-AggITD, figure 7: running time",
+    source=f"{SOURCE}, figure 7",
+    settings=COMMON
+    + """iid, 1,000 exchanges. The seconds are those of all seeds side by side, compilation left out. The paper says
+that FBO-AggITD takes a time comparable to FedNest's; it has a gossip method beside them, which is slower, and which
+Rookery does not have.""",
+    cells=lambda quick: [_cell(name, "", task("iid", quick), "iid", quick) for name in METHODS[:2]],
+    measures=(SECONDS, reached(0.9), FINAL),
+    claims=time_claims,
+    axes=("seconds",),
+)
