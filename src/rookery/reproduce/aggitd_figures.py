@@ -125,17 +125,31 @@ FIGURE4 = Study(
 # Figure 6: a convolutional network.
 
 TRAINING = final("training_accuracy", tolerance=0.005)
+SMALLER = ("FBO-AggITD, lambda 0.001", "FedNest, lambda 0.001")
 
 
 def convolutional(quick: bool) -> list[Cell]:
-    """Three methods with LeNet, whose last two layers are y."""
+    """Three methods with LeNet, whose last two layers are y; two of them also with a smaller step of the adjoint."""
     found = []
     for setting, accuracy in zip(SETTINGS[:1] if quick else SETTINGS, (0.976, 0.967)):
         place = dataclasses.replace(task(setting, quick), model="lenet", head=2, training_accuracy=True)
-        for name in METHODS[:1] if quick else METHODS:
-            cell = _cell(name, setting, place, setting, quick, exchanges=2000)
-            paper = {TRAINING.name: accuracy} if name == "FBO-AggITD" else {}
-            found.append(dataclasses.replace(cell, paper=paper))
+        for row in METHODS[:1] if quick else (*METHODS, *SMALLER):
+            cell = _cell(row, setting, place, setting, quick, exchanges=2000)
+            experiment = cell.experiment
+            if row in SMALLER:
+                method = dataclasses.replace(experiment.method, neumann_step=0.001)
+                experiment = dataclasses.replace(experiment, method=method)
+            paper = {TRAINING.name: accuracy} if row.startswith("FBO-AggITD") else {}
+            found.append(dataclasses.replace(cell, experiment=experiment, paper=paper))
+    return found
+
+
+def convolutional_claims(done: Mapping[str, Done]) -> list[Claim]:
+    """FBO-AggITD is above the others, with the paper's lambda and with a smaller one."""
+    found = []
+    for setting in SETTINGS:
+        for best, *others in (METHODS, SMALLER):
+            found += higher(done, setting, best, others, TRAINING)
     return found
 
 
@@ -149,9 +163,8 @@ the lower level is not convex. 2,000 exchanges. The paper gives the training acc
 others did not converge non-iid with any of four pairs of steps, the largest of which is this.""",
     cells=convolutional,
     measures=(TRAINING, FINAL),
-    claims=lambda done: [
-        claim for setting in SETTINGS for claim in higher(done, setting, "FBO-AggITD", METHODS[1:], TRAINING)
-    ],
+    claims=convolutional_claims,
+    claims_of_parts=True,
     remarks=EIGHT,
     metric="training_accuracy",
 )
