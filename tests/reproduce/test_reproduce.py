@@ -15,11 +15,12 @@ from rookery.cli import main
 from rookery.experiments.experiment import Experiment, Options
 from rookery.experiments.tune import settings
 from rookery.reproduce import execute
+from rookery.reproduce.aggitd import two_loops
 from rookery.reproduce.execute import commit, run_cell
 from rookery.reproduce.frontier import METHODS
 from rookery.reproduce.page import grids, plot, rows_of, verdict, write_page
 from rookery.reproduce.registry import STUDIES, reproduce
-from rookery.reproduce.study import Cell, Done, First, Last, Measure, fewer, higher, mean_and_spread
+from rookery.reproduce.study import Cell, Done, First, Jumps, Last, Measure, fewer, higher, mean_and_spread
 from rookery.runs.table import Table
 from rookery.tasks.hyperrep import HyperRep
 from rookery.tasks.riskaverse import RiskAverse
@@ -35,7 +36,7 @@ def shared(tmp_path_factory):
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_small_version_of_every_study_runs(name, tmp_path, shared):
-    tmp_path = shared if STUDIES[name].runs_of or name == "frontier" else tmp_path
+    tmp_path = shared if STUDIES[name].runs_of or name in ("frontier", "aggitd-fig3", "aggitd-fig4") else tmp_path
     page, done = reproduce(name, seeds=1, quick=True, out=tmp_path, say=lambda text: None)
     text = page.read_text()
     assert STUDIES[name].title in text and "quick version" in text and f"rookery reproduce {name}" in text
@@ -106,6 +107,17 @@ def test_figures_of_the_same_runs_share_them(shared):
     assert all(0 <= each.histories[0]["training_accuracy"][-1] <= 1 for each in done.values())
 
 
+@pytest.mark.parametrize(("study", "cells"), [("aggitd-fig3", 3), ("aggitd-fig4", 2)])
+def test_methods_of_two_loops_get_the_exchanges_that_they_are_to_have(study, cells, shared):
+    _, done = reproduce(study, seeds=1, quick=True, out=shared, say=lambda text: None)
+    assert len(done) == cells
+    for each in done.values():
+        _, a_round = two_loops(
+            each.cell.row.split(",")[0], "iid", 16, solver="sgd" if "SGD" in each.cell.row else "svrg"
+        )
+        assert each.histories[0]["exchanges"][-1] == 30 // a_round * a_round
+
+
 def test_what_tuning_chose_is_kept_and_shown(shared):
     page, done = reproduce("frontier", seeds=1, quick=True, out=shared, say=lambda text: None)
     each = done["FedBiO, iid"]
@@ -143,6 +155,8 @@ def test_numbers_are_read_off_histories():
     assert math.isnan(Last("f1")(HISTORY)) and math.isnan(mean_and_spread(np.asarray([math.nan, math.nan]))[0])
     assert mean_and_spread(np.asarray([math.inf, math.inf]))[0] == math.inf
     assert Last("accuracy")(HISTORY) == 0.95 and Last("accuracy", 2)(HISTORY) == pytest.approx(0.875)
+    assert Jumps("accuracy")(HISTORY) == pytest.approx((0.12 + 0.15) / 2)
+    assert math.isnan(Jumps("accuracy")(Table(HISTORY.rows[:1])))
     mean, spread, reached = mean_and_spread(HISTORY["exchanges"][:3].astype(float) * [1, 1, math.inf])
     assert (mean, spread, reached) == (1.0, 1.0, 2)
 
@@ -185,13 +199,13 @@ def test_an_order_holds_where_spreads_are_apart():
     found = higher(done, "here", "a", ("b", "c", "missing"), percent)
     assert [claim.holds for claim in found] == [True, False]
     assert found[0].text == "here: a is above b (it), spreads apart"
-    assert found[0].found == "85.00 ± 5 against 65.00 ± 5 %; better with 2 of 2 seeds"
-    assert found[1].found.endswith("better with 1 of 2 seeds")
+    assert found[0].found == "85.00 ± 5 against 65.00 ± 5 %; so with 2 of 2 seeds"
+    assert found[1].found.endswith("so with 1 of 2 seeds")
     spent = Measure("exchanges", Last("exchanges"), rising=False)
     assert [claim.holds for claim in fewer(done, "here", "b", ("a", "c"), spent)] == [True, False]
     never = Measure("never", First("exchanges", "accuracy", 0.75), rising=False)
     (claim,) = fewer(done, "here", "a", ("b",), never)
-    assert claim.holds and claim.found == "850 ± 50 against never; better with 2 of 2 seeds"
+    assert claim.holds and claim.found == "850 ± 50 against never; so with 2 of 2 seeds"
     assert not fewer(done, "here", "b", ("b",), never)[0].holds
     assert fewer(done, "here", "missing", ("a",), never) == []
 
@@ -200,7 +214,7 @@ def test_an_order_asks_for_every_seed():
     level = Measure("it", First("exchanges", "accuracy", 0.5), rising=False)
     done = {"a, here": done_with("a", 0.5, 0.4), "b, here": done_with("b", 0.9, 0.9)}
     (claim,) = fewer(done, "here", "a", ("b",), level)
-    assert not claim.holds and claim.found == "500 ± 0, 1 of 2 against 900 ± 0; better with 1 of 2 seeds"
+    assert not claim.holds and claim.found == "500 ± 0, 1 of 2 against 900 ± 0; so with 1 of 2 seeds"
 
 
 def test_a_run_that_diverged_has_no_end_and_is_counted(tmp_path):

@@ -14,6 +14,7 @@ METHODS = ("FBO-AggITD", "FedNest", "LFedNest")
 SETTINGS = ("iid", "non-iid")
 REACHED, FINAL = reached(0.85), final()
 NOISE = Measure("change between evaluations", Jumps("accuracy"), rising=False, percent=True)
+NOISIER = "is noisier than"
 
 
 def _cell(
@@ -67,7 +68,7 @@ def participation_claims(done: Mapping[str, Done]) -> list[Claim]:
         found += fewer(done, column, "FBO-AggITD", METHODS[1:], REACHED)
         found += higher(done, column, "FBO-AggITD", METHODS[1:], FINAL)
         found += higher(done, column, "FedNest", ("LFedNest",), FINAL)
-        found += higher(done, column, "LFedNest", METHODS[:2], NOISE)
+        found += higher(done, column, "LFedNest", METHODS[:2], NOISE, NOISIER)
     return found
 
 
@@ -82,7 +83,12 @@ FIGURE3 = Study(
     cells=participation,
     measures=(REACHED, FINAL, NOISE),
     claims=participation_claims,
-    remarks=EIGHT,
+    remarks=EIGHT
+    + """
+
+All runs of LFedNest diverge, within 250 exchanges, where the paper's end low; its change between evaluations is that of
+what there is of them. With rates tuned on held-out examples it converges here too, below the others:
+[frontier](frontier.md).""",
 )
 
 # Figure 4: the lower solver.
@@ -105,7 +111,7 @@ def solvers_claims(done: Mapping[str, Done]) -> list[Claim]:
     for setting in SETTINGS:
         found += fewer(done, setting, "FBO-AggITD, SGD", [f"{name}, SGD" for name in METHODS[1:]], REACHED)
         for name in METHODS:
-            found += higher(done, setting, f"{name}, SGD", (f"{name}, SVRG",), NOISE)
+            found += higher(done, setting, f"{name}, SGD", (f"{name}, SVRG",), NOISE, NOISIER)
     return found
 
 
@@ -120,6 +126,13 @@ FIGURE4 = Study(
     measures=(REACHED, FINAL, NOISE),
     claims=solvers_claims,
     remarks=EIGHT,
+    causes={
+        "less than LFedNest": "A round of LFedNest has two exchanges where FBO-AggITD's has four, and iid a client's "
+        "own hypergradient is as good as that of all: per exchange LFedNest does twice as much. Non-iid it diverges.",
+        "noisier": "The solvers differ in the drift of five steps of 0.003, which is small beside what they share: "
+        "sampled clients and minibatches above. No run of FBO-AggITD or FedNest shows it. Of LFedNest non-iid, which "
+        "diverges with both, two of five runs swing by more than ten points with SGD, and none with SVRG.",
+    },
 )
 
 # Figure 6: a convolutional network.
@@ -165,7 +178,13 @@ others did not converge non-iid with any of four pairs of steps, the largest of 
     measures=(TRAINING, FINAL),
     claims=convolutional_claims,
     claims_of_parts=True,
-    remarks=EIGHT,
+    remarks=EIGHT + " The rows with lambda 0.001 ran on a CPU, one after the other.",
+    causes={
+        "": "With lambda 0.01 the adjoint's step is too long for the curvature of a head of two layers. In a run with "
+        "minibatches of 64 (iid, seed 0) the accuracy is 85 % after 36 rounds; then the adjoint grows tenfold within "
+        "twelve rounds, and the norm of x from 12 to 190 in the next four. With lambda 1e-6 in the same run it stays "
+        "at 12, and with 0.001 in the rows that say so.",
+    },
     metric="training_accuracy",
 )
 

@@ -219,5 +219,6 @@ that a larger d is faster but may cause floors, and that a larger a, within limi
     measures=_mnist,
     claims=factors_claims,
     axes=("round",),
-    lowest=0.8,
+    logarithmic=True,
+    lowest=0.6,
 )

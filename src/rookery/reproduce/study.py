@@ -90,13 +90,17 @@ class Last:
 
 @dataclass(frozen=True)
 class Jumps:
-    """How much a metric changes from one evaluation to the next: the mean over the second half of a run."""
+    """How much a metric changes from one evaluation to the next: the mean over the second half of a run.
+
+    NaN: there was one evaluation.
+    """
 
     metric: str
 
     def __call__(self, history: Table) -> float:
         values = history[self.metric]
-        return float(np.mean(np.abs(np.diff(values[(len(values) - 1) // 2 :]))))
+        changes = np.abs(np.diff(values[(len(values) - 1) // 2 :]))
+        return float(np.mean(changes)) if changes.size else math.nan
 
 
 def reached(level: float, axis: str = "exchanges", metric: str = "accuracy") -> Measure:
@@ -236,10 +240,17 @@ def fewer(
     ]
 
 
-def higher(done: Mapping[str, Done], column: str, best: str, others: Sequence[str], measure: Measure) -> list[Claim]:
+def higher(
+    done: Mapping[str, Done],
+    column: str,
+    best: str,
+    others: Sequence[str],
+    measure: Measure,
+    verb: str = "is above",
+) -> list[Claim]:
     """Claims that one row is above each of some others, spreads apart."""
     return [
-        _order(f"{column}: {best} is above {other} ({measure.name})", first, second, measure, falling=False)
+        _order(f"{column}: {best} {verb} {other} ({measure.name})", first, second, measure, falling=False)
         for other, first, second in _pairs(done, column, best, others)
     ]
 
@@ -272,14 +283,14 @@ def _pairs(done: Mapping[str, Done], column: str, best: str, others: Sequence[st
 def _order(text: str, first: Done, second: Done, measure: Measure, falling: bool) -> Claim:
     """All seeds of the better one have a number, and it is better by more than both spreads, or the other has none.
 
-    What was found says as well with how many seeds it is better: rows share their seeds' partitions and initial values.
+    What was found says as well with how many seeds it is so: rows share their seeds' partitions and initial values.
     """
     ours, theirs = summary(first, measure), summary(second, measure)
     sign = -1.0 if falling else 1.0
     spreads = float(np.nan_to_num(ours.spread) + np.nan_to_num(theirs.spread))
     holds = ours.reached == ours.seeds and (theirs.reached == 0 or sign * (ours.mean - theirs.mean) > spreads)
     scores = [np.nan_to_num(sign * each.values(measure), nan=-math.inf, neginf=-math.inf) for each in (first, second)]
-    better = int(np.sum(scores[0] > scores[1]))
-    unit = " %" if measure.percent else ""
-    found = f"{ours.show(measure)} against {theirs.show(measure)}{unit}; better with {better} of {ours.seeds} seeds"
+    so = int(np.sum(scores[0] > scores[1]))
+    unit = " %" if measure.percent and theirs.reached else ""
+    found = f"{ours.show(measure)} against {theirs.show(measure)}{unit}; so with {so} of {ours.seeds} seeds"
     return Claim(f"{text}, spreads apart", holds, found)
