@@ -10,7 +10,7 @@ from rookery.algorithms.fednest import FedNest
 from rookery.algorithms.lfednest import LFedNest
 from rookery.experiments.experiment import Experiment, Options
 from rookery.federation.rates import Rates
-from rookery.reproduce.study import Cell, Study, final, reached
+from rookery.reproduce.study import SIDE_BY_SIDE, Cell, Study, final, reached
 from rookery.tasks.hyperrep import HyperRep
 
 SOURCE = "*Communication-Efficient Federated Hypergradient Computation via Aggregated Iterative Differentiation*"
@@ -114,7 +114,7 @@ comparison of methods. (BATCH in rookery/reproduce/aggitd.py is the number to ch
 """,
     cells=cells,
     measures=(REACHED, FINAL),
-    remarks="The cells ran up to eight at a time on one GPU, so that each took longer than it would alone.",
+    remarks=SIDE_BY_SIDE,
     causes={
         "FedNest, non-iid, tau = 5: final": "40 local steps of x along one direction from minibatches of 16: "
         "after 90 % is reached, one of five runs diverges and others swing. With minibatches of 32, which are 20 steps "

@@ -23,7 +23,7 @@ from rookery.federation.rates import Rates
 from rookery.federation.server import PerSequence, ServerOptimiser
 from rookery.federation.steps import RandomSteps
 from rookery.reproduce.aggitd import options, task
-from rookery.reproduce.study import Cell, Claim, Done, Search, Study, final, reached, summary
+from rookery.reproduce.study import SIDE_BY_SIDE, Cell, Claim, Done, Search, Study, final, reached, summary
 
 BATCH = 32
 EXCHANGES = 500  # of the runs that are reported
@@ -182,7 +182,7 @@ of steps anew in every round, from 1 to twice the chosen one less 1.
     claims=claims,
     claims_heading="What was aimed at",
     misses_heading="Missed",
-    remarks="""
+    remarks=f"""
 - With 40 local steps a client goes through its 300 training examples more than four times between two exchanges: iid,
   two exchanges are enough for 90 %. Non-iid, drift decides: control variates take a quarter less than plain SimFBO to
   90 %, and are the only ones to reach 97 %, for half as many megabytes again in each exchange.
@@ -194,7 +194,7 @@ of steps anew in every round, from 1 to twice the chosen one less 1.
   the smallest of y: a wider grid may serve them better. For all methods the choice is on one seed.
 - An earlier version of this study was looked at, with its test accuracies: it tried settings for 100 exchanges, after
   which one of them collapsed, and had one grid of rates for all. Both were changed because of it.
-- The cells ran up to eight at a time on one GPU, so that each took longer than it would alone.
+- {SIDE_BY_SIDE}
 """,
     axes=("exchanges", "megabytes", "gradients"),
     logarithmic=True,

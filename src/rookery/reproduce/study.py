@@ -103,6 +103,10 @@ class Jumps:
         return float(np.mean(changes)) if changes.size else math.nan
 
 
+# Said of cells that shared a machine.
+SIDE_BY_SIDE = "Up to eight of the cells on the GPU ran at a time, so that each took longer than it would alone."
+
+
 def reached(level: float, axis: str = "exchanges", metric: str = "accuracy") -> Measure:
     """What was spent when an accuracy was first there."""
     return Measure(f"{axis} to {100 * level:g} %", First(axis, metric, level), rising=False)
@@ -165,8 +169,8 @@ class Done:
         return [bool(history["round"][-1] < self.cell.experiment.options.rounds) for history in self.histories]
 
     def values(self, measure: Measure) -> np.ndarray:
-        """A number per seed; NaN for the end of a run that diverged before it."""
-        lost = [isinstance(measure.of, Last) and gone for gone in self.diverged]
+        """A number per seed; NaN for what is of the end of a run, where it diverged before that."""
+        lost = [isinstance(measure.of, Last | Jumps) and gone for gone in self.diverged]
         return np.asarray([math.nan if gone else measure.of(h) for h, gone in zip(self.histories, lost)])
 
 
@@ -264,8 +268,10 @@ class Summary:
     reached: int
     seeds: int
 
-    def show(self, measure: Measure) -> str:
-        text = "diverged" if math.isnan(self.mean) else measure.show_with_spread(self.mean, self.spread)
+    def show(self, measure: Measure, unit: str = "") -> str:
+        if math.isnan(self.mean):
+            return "diverged"
+        text = measure.show_with_spread(self.mean, self.spread) + (unit if self.reached else "")
         return f"{text}, {self.reached} of {self.seeds}" if 0 < self.reached < self.seeds else text
 
 
@@ -291,6 +297,6 @@ def _order(text: str, first: Done, second: Done, measure: Measure, falling: bool
     holds = ours.reached == ours.seeds and (theirs.reached == 0 or sign * (ours.mean - theirs.mean) > spreads)
     scores = [np.nan_to_num(sign * each.values(measure), nan=-math.inf, neginf=-math.inf) for each in (first, second)]
     so = int(np.sum(scores[0] > scores[1]))
-    unit = " %" if measure.percent and theirs.reached else ""
-    found = f"{ours.show(measure)} against {theirs.show(measure)}{unit}; so with {so} of {ours.seeds} seeds"
+    unit = " %" if measure.percent else ""
+    found = f"{ours.show(measure)} against {theirs.show(measure, unit)}; so with {so} of {ours.seeds} seeds"
     return Claim(f"{text}, spreads apart", holds, found)

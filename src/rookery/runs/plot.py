@@ -93,7 +93,7 @@ def plot_panels(
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     if lowest is not None:
-        highest = max(float(np.max(mean)) for curves in panels.values() for _, mean, _ in curves.values())
+        highest = max(float(np.nanmax(mean)) for curves in panels.values() for _, mean, _ in curves.values())
         grid[0][0].set_ylim(bottom=lowest, top=highest + 0.03 * (highest - lowest))
     first = set(next(iter(panels.values())))
     if len(first) > INSIDE and all(first.issuperset(curves) for curves in panels.values()):
