@@ -172,8 +172,10 @@ def convolutional(quick: bool) -> list[Cell]:
             paper = {TRAINING.name: accuracy} if name == "FBO-AggITD" else {}
             found.append(dataclasses.replace(cell, paper=paper))
             if name != "LFedNest" and not quick:
+                # Evaluated every 100 exchanges: where there is no GPU, evaluations take longer than steps.
+                rarely = dataclasses.replace(cell.experiment.options, every=10 * cell.experiment.options.every)
                 method = dataclasses.replace(cell.experiment.method, neumann_step=0.001)
-                experiment = dataclasses.replace(cell.experiment, method=method)
+                experiment = dataclasses.replace(cell.experiment, method=method, options=rarely)
                 found.append(dataclasses.replace(cell, row=f"{name}{SMALLER}", experiment=experiment, paper=paper))
     return found
 
