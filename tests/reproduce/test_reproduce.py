@@ -216,8 +216,12 @@ def test_an_order_asks_for_every_seed():
 
 
 def test_a_run_that_diverged_is_not_noisy():
-    done = done_with("a", 0.3, math.nan)
-    assert np.isnan(done.values(Measure("noise", Jumps("accuracy")))).tolist() == [False, True]
+    whole = done_with("a", 0.3)
+    rows = [{"round": 0, "accuracy": each} for each in (0.1, 0.9, 0.1)]
+    done = dataclasses.replace(whole, histories=[*whole.histories, Table(rows)])
+    noise = Measure("noise", Jumps("accuracy"))
+    assert noise.of(done.histories[1]) == pytest.approx(0.8)
+    assert np.isnan(done.values(noise)).tolist() == [False, True]
 
 
 def test_a_run_that_diverged_has_no_end_and_is_counted(tmp_path):

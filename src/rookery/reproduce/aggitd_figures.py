@@ -207,8 +207,10 @@ steps, the largest of which is 0.003 and 0.01.""",
     measures=(TRAINING, FINAL),
     claims=convolutional_claims,
     claims_of_parts=True,
-    remarks=SIDE_BY_SIDE + " The rows with lambda 0.001 ran on a CPU, one after the other.",
+    remarks=SIDE_BY_SIDE + " The rows with lambda 0.001 ran on a CPU, and are evaluated every 100 exchanges.",
     causes={
+        "FBO-AggITD, lambda 0.001": "It converges, and still rises when it ends. The number of steps in an epoch "
+        "comes from the size of minibatches, which the paper does not give; no other was tried with this lambda.",
         "FBO-AggITD, iid": LONG,
         "FBO-AggITD, non-iid": LONG,
     },
