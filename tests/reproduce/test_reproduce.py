@@ -197,7 +197,7 @@ def test_an_order_holds_where_spreads_are_apart():
     found = higher(done, "here", "a", ("b", "c", "missing"), percent)
     assert [claim.holds for claim in found] == [True, False]
     assert found[0].text == "here: a is above b (it), spreads apart"
-    assert found[0].found == "85.00 ± 5 against 65.00 ± 5 %; so with 2 of 2 seeds"
+    assert found[0].found == "85.00 ± 5 % against 65.00 ± 5 %; so with 2 of 2 seeds"
     assert found[1].found.endswith("so with 1 of 2 seeds")
     spent = Measure("exchanges", Last("exchanges"), rising=False)
     assert [claim.holds for claim in fewer(done, "here", "b", ("a", "c"), spent)] == [True, False]
@@ -247,6 +247,8 @@ def test_a_curve_goes_on_with_the_runs_that_do(tmp_path, monkeypatch):
     plot(study, {"b, here": done_with("b", math.nan, 0.7)}, tmp_path / "it.png")
     x, mean, spread = drawn["exchanges\nhere"]["b"]
     assert x.tolist() == [0, 700] and mean.tolist() == [0.0, 0.7] and spread.tolist() == [0.0, 0.0]
+    plot(study, {"b, here": done_with("b", math.inf, 0.7)}, tmp_path / "it.png")
+    assert drawn["exchanges\nhere"]["b"][1].tolist() == [0.0, 0.7]
 
 
 def test_the_best_step_is_one_at_which_no_run_diverges():

@@ -38,12 +38,14 @@ def epoch(setting: str, batch: int) -> int:
     return math.ceil((300 if setting == "iid" else 120) / batch)
 
 
-def two_loops(name: str, setting: str, batch: int, tau: int = 1, solver: str = "svrg") -> tuple[Any, int]:
+def two_loops(
+    name: str, setting: str, batch: int, tau: int = 1, solver: str = "svrg", neumann_step: float = 0.01
+) -> tuple[Any, int]:
     """A method of two loops with the paper's steps, and its exchanges a round: N = 1, T = 5, tau epochs above."""
     small = name == "LFedNest" and setting == "non-iid"
     shared: dict[str, Any] = {
         "lr": Rates(x=0.005, y=0.001) if small else Rates(x=0.01, y=0.003),
-        "neumann_step": 0.01,
+        "neumann_step": neumann_step,
         "lower_steps": 5,
         "upper_steps": tau * epoch(setting, batch),
         "lower_solver": solver,

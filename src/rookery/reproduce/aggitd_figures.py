@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from rookery.experiments.experiment import Experiment
 from rookery.reproduce.aggitd import BATCH, SOURCE, options, task, two_loops
@@ -37,16 +38,16 @@ def _cell(
     setting: str,
     quick: bool,
     row: str = "",
-    solver: str = "svrg",
-    cohort: int | None = None,
+    share: float | None = None,
     exchanges: int = 1000,
     apart: int = 10,
+    **steps: Any,
 ) -> Cell:
     """A method, in a row of that name if no other is given; evaluations are about so many exchanges apart."""
-    method, each = two_loops(name, setting, BATCH, solver=solver)
+    method, each = two_loops(name, setting, BATCH, **steps)
     chosen = options(setting, max(2, (30 if quick else exchanges) // each), quick, BATCH, every=max(1, apart // each))
-    if cohort is not None and not quick:
-        chosen = dataclasses.replace(chosen, cohort=cohort)
+    if share is not None:
+        chosen = dataclasses.replace(chosen, cohort=round(share * chosen.clients))
     return Cell(row or name, column, Experiment("hyperrep", place, name, method, chosen))
 
 
@@ -68,8 +69,8 @@ def participation(quick: bool) -> list[Cell]:
     """Three methods, non-iid, with a tenth, a fifth and half of the clients in every round."""
     place = task("non-iid", quick)
     return [
-        _cell(name, f"C = {cohort / 100:g}", place, "non-iid", quick, cohort=cohort)
-        for cohort in ((10,) if quick else (10, 20, 50))
+        _cell(name, f"C = {share:g}", place, "non-iid", quick, share=share)
+        for share in ((0.1,) if quick else (0.1, 0.2, 0.5))
         for name in METHODS
     ]
 
@@ -169,16 +170,14 @@ def convolutional(quick: bool) -> list[Cell]:
     for setting, accuracy in zip(SETTINGS[:1] if quick else SETTINGS, (0.976, 0.967)):
         place = dataclasses.replace(task(setting, quick), model="lenet", head=2, training_accuracy=True)
         for name in METHODS[:1] if quick else METHODS:
-            cell = _cell(name, setting, place, setting, quick, exchanges=2000)
             paper = {TRAINING.name: accuracy} if name == "FBO-AggITD" else {}
+            cell = _cell(name, setting, place, setting, quick, exchanges=2000)
             found.append(dataclasses.replace(cell, paper=paper))
             if not quick and (name == "FBO-AggITD" or (name, setting) == ("FedNest", "non-iid")):
                 # Evaluated rarely: where there is no GPU, evaluations take as long as steps.
-                row = f"{name}{SMALLER}"
-                cell = _cell(name, setting, place, setting, quick, row=row, exchanges=2000, apart=100)
-                method = dataclasses.replace(cell.experiment.method, neumann_step=0.001)
-                experiment = dataclasses.replace(cell.experiment, method=method)
-                found.append(dataclasses.replace(cell, experiment=experiment, paper=paper))
+                rarely = {"row": f"{name}{SMALLER}", "exchanges": 2000, "apart": 100}
+                cell = _cell(name, setting, place, setting, quick, **rarely, neumann_step=0.001)
+                found.append(dataclasses.replace(cell, paper=paper))
     return found
 
 

@@ -148,9 +148,7 @@ def _fedmsa(x: float, y: float, v: float, steps: int = 12) -> FedMSA:
 
 
 def _fednest(x: float, y: float, neumann_step: float) -> FedNest:
-    return FedNest(
-        lr=Rates(x=x, y=y), neumann_step=neumann_step, neumann_terms=5, lower_steps=12, upper_steps=12
-    )  # fmt: skip
+    return FedNest(lr=Rates(x=x, y=y), neumann_step=neumann_step, neumann_terms=5, lower_steps=12, upper_steps=12)
 
 
 def _cell(

@@ -14,6 +14,9 @@ from rookery.experiments.experiment import Experiment
 from rookery.experiments.tune import Tuning
 from rookery.runs.table import Table
 
+# Said of cells that shared a machine.
+SIDE_BY_SIDE = "Up to eight of the cells on the GPU ran at a time, so that each took longer than it would alone."
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -101,10 +104,6 @@ class Jumps:
         values = history[self.metric]
         changes = np.abs(np.diff(values[(len(values) - 1) // 2 :]))
         return float(np.mean(changes)) if changes.size else math.nan
-
-
-# Said of cells that shared a machine.
-SIDE_BY_SIDE = "Up to eight of the cells on the GPU ran at a time, so that each took longer than it would alone."
 
 
 def reached(level: float, axis: str = "exchanges", metric: str = "accuracy") -> Measure:
@@ -238,10 +237,7 @@ def fewer(
     verb: str = "needs less than",
 ) -> list[Claim]:
     """Claims that one row has less of something than each of some others, spreads apart."""
-    return [
-        _order(f"{column}: {best} {verb} {other} ({measure.name})", first, second, measure, falling=True)
-        for other, first, second in _pairs(done, column, best, others)
-    ]
+    return _orders(done, column, best, others, measure, verb, falling=True)
 
 
 def higher(
@@ -253,10 +249,7 @@ def higher(
     verb: str = "is above",
 ) -> list[Claim]:
     """Claims that one row is above each of some others, spreads apart."""
-    return [
-        _order(f"{column}: {best} {verb} {other} ({measure.name})", first, second, measure, falling=False)
-        for other, first, second in _pairs(done, column, best, others)
-    ]
+    return _orders(done, column, best, others, measure, verb, falling=False)
 
 
 @dataclass(frozen=True)
@@ -279,11 +272,21 @@ def summary(done: Done, measure: Measure) -> Summary:
     return Summary(*mean_and_spread(done.values(measure)), len(done.histories))
 
 
-def _pairs(done: Mapping[str, Done], column: str, best: str, others: Sequence[str]) -> list[tuple[str, Done, Done]]:
-    """A row and each of the others in a column, where both were run."""
-    first = done.get(f"{best}, {column}")
-    found = [(other, done.get(f"{other}, {column}")) for other in others]
-    return [(other, first, second) for other, second in found if first is not None and second is not None]
+def _orders(
+    done: Mapping[str, Done],
+    column: str,
+    best: str,
+    others: Sequence[str],
+    measure: Measure,
+    verb: str,
+    falling: bool,
+) -> list[Claim]:
+    """A claim for each of the others that was run, if the best was."""
+    return [
+        _order(f"{column}: {best} {verb} {other} ({measure.name})", done[first], done[second], measure, falling)
+        for other in others
+        if (first := f"{best}, {column}") in done and (second := f"{other}, {column}") in done
+    ]
 
 
 def _order(text: str, first: Done, second: Done, measure: Measure, falling: bool) -> Claim:
@@ -298,5 +301,5 @@ def _order(text: str, first: Done, second: Done, measure: Measure, falling: bool
     scores = [np.nan_to_num(sign * each.values(measure), nan=-math.inf, neginf=-math.inf) for each in (first, second)]
     so = int(np.sum(scores[0] > scores[1]))
     unit = " %" if measure.percent else ""
-    found = f"{ours.show(measure)} against {theirs.show(measure, unit)}; so with {so} of {ours.seeds} seeds"
+    found = f"{ours.show(measure, unit)} against {theirs.show(measure, unit)}; so with {so} of {ours.seeds} seeds"
     return Claim(f"{text}, spreads apart", holds, found)

@@ -97,9 +97,7 @@ def plot_panels(
         grid[0][0].set_ylim(bottom=lowest, top=highest + 0.03 * (highest - lowest))
     first = set(next(iter(panels.values())))
     if len(first) > INSIDE and all(first.issuperset(curves) for curves in panels.values()):
-        lines = grid[0][0].get_legend_handles_labels()
-        fitting = int(4.2 * columns / (0.6 + 0.085 * max(map(len, first))))  # inches: the figure, a line and its name
-        figure.legend(*lines, loc="outside lower center", ncols=min(5, max(1, fitting)), frameon=False)
+        _legend_below(figure, *grid[0][0].get_legend_handles_labels())
     else:
         for number, (axes, curves) in enumerate(zip(grid.flat, panels.values())):
             if number == 0 or not first.issuperset(curves):  # names that the first panel does not explain
@@ -108,6 +106,15 @@ def plot_panels(
         figure.suptitle(title)
     figure.savefig(path)
     return Path(path)
+
+
+def _legend_below(figure: Any, lines: Sequence[Any], names: Sequence[str]) -> None:
+    """A legend below all panels, in as many columns as fit, five at most."""
+    for columns in range(5, 0, -1):
+        legend = figure.legend(lines, names, loc="outside lower center", ncols=columns, frameon=False)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def plot_counts(counts: np.ndarray, classes: Sequence[str], path: str | Path, title: str = "") -> Path:
