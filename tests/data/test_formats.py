@@ -7,6 +7,7 @@ import lzma
 import pickle
 import struct
 import tarfile
+import zlib
 from typing import ClassVar
 
 import numpy as np
@@ -171,7 +172,11 @@ def test_an_archive_without_a_batch(tmp_path, missing):
             r"labels of shape \(2,\)",
         ),
         ("data_batch_1", pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [11]}, 2), "a label 11"),
-        ("data_batch_1", pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [-1]}, 2), "out of bounds"),
+        (
+            "data_batch_1",
+            pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [-1]}, 2),
+            "no list of whole numbers from 0 to 255",
+        ),
         ("a.npz", b"", "it does not read as a packed batch of CIFAR-10 .it is no npz archive"),
         ("a.npz", packed_bytes(*images(2))[:-60], "it does not read as a packed batch"),
     ],
@@ -455,3 +460,123 @@ def test_labelled_csv(tmp_path, packing):
 )
 def test_labelled_csv_refuses(tmp_path, text, match):
     refused(labelled_csv, write(tmp_path, "a.data", text), match)
+
+
+# Files that are small and unpack to much
+
+
+def bomb(packing, size):
+    """Zeros without end, packed: a thousandth of their size and less."""
+    packer = {
+        ".gz": lambda: zlib.compressobj(9, zlib.DEFLATED, 31),
+        ".xz": lzma.LZMACompressor,
+        ".bz2": bz2.BZ2Compressor,
+    }[packing]()
+    block = bytes(1 << 20)
+    return b"".join([packer.compress(block) for _ in range(size >> 20)]) + packer.flush()
+
+
+@pytest.mark.parametrize("packing", [".gz", ".xz", ".bz2"])
+def test_a_file_unpacks_to_so_much_and_no_more(tmp_path, packing):
+    path = write(tmp_path, f"zeros{packing}", bomb(packing, 80 << 20))
+    assert path.stat().st_size < 100_000
+    refused(contents, path, r"it unpacks to more than 64 MiB, from \d+ bytes; that is no data")
+
+
+def test_packed_files_in_several_pieces_are_read_whole(tmp_path):
+    for packing in (".gz", ".xz", ".bz2"):
+        path = write(tmp_path, f"pieces{packing}", PACK[packing](b"one ") + PACK[packing](b"two"))
+        assert contents(path) == b"one two"
+
+
+def test_an_archive_unpacks_to_so_much_and_no_more(tmp_path):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
+        member.size = 80 << 20
+        archive.addfile(member, io.BytesIO(bytes(member.size)))
+    path = write(tmp_path, "cifar-10-python.tar.gz", file.getvalue())
+    refused(lambda path: cifar10([path]), path, "it unpacks to more than 64 MiB")
+
+
+def test_an_npz_unpacks_to_so_much_and_no_more(tmp_path):
+    file = io.BytesIO()
+    np.savez_compressed(file, y=np.zeros(9, np.uint8), x_d2=np.zeros((30_000, 3, 32, 32), np.uint8))
+    paths = cifar10_files(tmp_path, "packed")
+    paths[0].write_bytes(file.getvalue())
+    refused(lambda path: cifar10(paths), paths[0], "it unpacks to more than 64 MiB")
+
+
+def test_a_text_of_numbers_has_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "TEXT_LIMIT", 1 << 20)
+    for read in (libsvm, labelled_csv):
+        refused(
+            read, write(tmp_path, "long", b"1 1:1\n" * 200_000), "it has 1.1 MiB of text; at most 1 MiB are allowed"
+        )
+
+
+def nested(levels, item=b"K\x01"):
+    """A list in which each of ten entries is the same list, so many levels down: 10^levels numbers in a few bytes."""
+    made = b"](" + item * 10 + b"e"
+    for level in range(1, levels):
+        slot = bytes([level])
+        made += b"q" + slot + b"0](" + (b"h" + slot) * 10 + b"e"
+    return made
+
+
+def pickled_batch(labels):
+    pixels = np.zeros((10, 3072), np.uint8)
+    data = pickle.dumps(pixels, protocol=2)[2:-1]
+    return b"\x80\x02}(U\x04data" + data + b"U\x06labels" + labels + b"u."
+
+
+@pytest.mark.parametrize(
+    ("labels", "match"),
+    [
+        (nested(9), "its labels are no list of whole numbers"),
+        (nested(60), "its labels are no list of whole numbers"),
+        (b"](" + b"K\x01" * 9 + b"e", "one label for every image"),
+        (b"](" + b"G?\xf0\0\0\0\0\0\0" * 10 + b"e", "its labels are no list of whole numbers"),
+    ],
+)
+def test_a_small_pickle_gives_no_large_labels(tmp_path, labels, match):
+    paths = cifar10_files(tmp_path, "python")
+    paths[0].write_bytes(pickled_batch(labels))
+    refused(lambda path: cifar10(paths), paths[0], match)
+
+
+def test_a_pickle_changes_nothing_of_the_library(tmp_path):
+    """BUILD sets attributes of what is on the stack, and what stands for a function is the library's own."""
+    admitted = b"c_codecs\nencode\n"
+    attack = b"\x80\x02" + admitted + b"}(U\x08__name__U\x04ruinU\x05extraK\x01ub."
+    paths = cifar10_files(tmp_path, "python")
+    paths[0].write_bytes(attack)
+    refused(lambda path: cifar10(paths), paths[0], "it sets the attributes of something that has none")
+    assert formats._encode.__name__ == "_encode" and not hasattr(formats._encode, "extra")
+
+
+@pytest.mark.parametrize(
+    "opcode", [b"(i_codecs\nencode\n.", b"\x8f.", b"(\x91.", b"\x82\x01.", b"Pname\n.", b"}q\0h\0K\x01s."]
+)
+def test_a_pickle_has_what_a_batch_needs_and_nothing_else(tmp_path, opcode):
+    paths = cifar10_files(tmp_path, "python")
+    paths[0].write_bytes(b"\x80\x02" + opcode)
+    refused(lambda path: cifar10(paths), paths[0], "it does not read as the batch")
+
+
+def test_a_key_of_a_pickle_takes_no_time_to_hash(tmp_path):
+    """The hash of nested tuples that share their parts takes twice the time at every level."""
+    key = b"K\x01"
+    for level in range(60):
+        key += b"q" + bytes([level]) + b"h" + bytes([level]) + b"\x86"
+    paths = cifar10_files(tmp_path, "python")
+    paths[0].write_bytes(b"\x80\x02}" + key + b"K\x01s.")
+    refused(lambda path: cifar10(paths), paths[0], "it has a key that is no text")
+
+
+@pytest.mark.parametrize("shape", [(1,) * 65, (1,) * 255, (0, 2**32 - 1, 2**32 - 1, 2**32 - 1)])
+def test_idx_with_dimensions_that_no_array_has(tmp_path, shape):
+    content = b"\0\0\x08" + bytes([len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + bytes(0 in shape or 1)
+    if 0 in shape:
+        content = content[:-1]
+    refused(idx, write(tmp_path, "many.idx", content), "it does not read as an idx file|dimensions")

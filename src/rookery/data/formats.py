@@ -2,6 +2,7 @@
 
 Every reader takes paths and refuses what is damaged, cut short or of another kind, in one sentence that names the
 file. Nothing that a file says is ever run: pickles are read by an unpickler that knows arrays and plain values only.
+What a file unpacks to is bounded before memory is taken for it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import pickle
 import struct
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -31,18 +32,22 @@ CIFAR10_BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 CIFAR10_SHAPE = (3, 32, 32)  # as stored: channels first
 CIFAR10_CLASSES = 10
 
-# What the dense form of a sparse file may take, in bytes.
+# What the dense form of a sparse file may take, in bytes, and what any file may unpack to.
 DENSE_LIMIT = 2 << 30
+
+# A file may unpack to so much whatever its size, and beyond that to so many times its size: no data packs better.
+UNPACKED_FREELY, UNPACKED_TIMES = 64 << 20, 200
+
+# What a text of numbers may have, in bytes: its words take some twenty times as much while they are read.
+TEXT_LIMIT = 256 << 20
+
+LARGEST_DIMENSIONS = 32  # of an array in an idx file: as many as every version of numpy has
 
 # No number is written longer; what is longer is no number, and would blow up the array of texts.
 LONGEST_NUMBER = 64
 
-# The first bytes of a packed file -> what unpacks it.
-_PACKINGS: Mapping[bytes, Callable[[bytes], bytes]] = {
-    b"\x1f\x8b": gzip.decompress,
-    b"\xfd7zXZ\x00": lzma.decompress,
-    b"BZh": bz2.decompress,
-}
+# The first bytes of a packed file -> what opens it.
+_PACKINGS: Mapping[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\x00": lzma.open, b"BZh": bz2.open}
 
 
 class Images(NamedTuple):
@@ -66,11 +71,37 @@ def contents(path: Path) -> bytes:
         stored = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: it cannot be read ({error.strerror}); a file is needed") from None
-    for start, unpack in _PACKINGS.items():
+    for start, opener in _PACKINGS.items():
         if stored.startswith(start):
-            with _whole(path, "a packed file"):
-                return unpack(stored)
+            with _whole(path, "a packed file"), opener(io.BytesIO(stored)) as packed:
+                return _bounded(path, packed.read, len(stored))
     return stored
+
+
+def _bounded(path: Path, read: Any, stored: int) -> bytes:
+    """Everything that `read(size)` gives, bit by bit, unless it is more than a file of this size may unpack to."""
+    parts, total = [], 0
+    while part := read(1 << 20):
+        parts.append(part)
+        total += len(part)
+        _check_unpacked(path, total, stored)
+    return b"".join(parts)
+
+
+def _check_unpacked(path: Path, size: int, stored: int) -> None:
+    limit = min(max(UNPACKED_FREELY, UNPACKED_TIMES * stored), DENSE_LIMIT)
+    if size > limit:
+        raise InputError(f"{path}: it unpacks to more than {limit >> 20} MiB, from {stored} bytes; that is no data")
+
+
+def _text(path: Path) -> bytes:
+    """The contents of a file of numbers as text."""
+    text = contents(path)
+    if len(text) > TEXT_LIMIT:
+        raise InputError(
+            f"{path}: it has {len(text) / 2**20:.1f} MiB of text; at most {TEXT_LIMIT / 2**20:g} MiB are allowed"
+        )
+    return text
 
 
 def idx(path: Path) -> np.ndarray:
@@ -78,6 +109,8 @@ def idx(path: Path) -> np.ndarray:
     content = contents(path)
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise InputError(f"{path}: it does not begin as idx files of unsigned bytes do; one of them is needed")
+    if content[3] > LARGEST_DIMENSIONS:
+        raise InputError(f"{path}: its array has {content[3]} dimensions; at most {LARGEST_DIMENSIONS} are allowed")
     begin = 4 + 4 * content[3]
     if len(content) < begin:
         raise InputError(f"{path}: it ends after {len(content)} bytes; an idx file of {begin} or more is needed")
@@ -87,7 +120,8 @@ def idx(path: Path) -> np.ndarray:
             f"{path}: it holds {len(content) - begin} numbers where its header says {prod(shape)}; "
             "a whole idx file is needed"
         )
-    return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
+    with _whole(path, "an idx file"):
+        return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
 
 
 def libsvm(path: Path, features: int | None = None, values: Sequence[float] | None = None) -> Records:
@@ -98,7 +132,7 @@ def libsvm(path: Path, features: int | None = None, values: Sequence[float] | No
       features: the number of features, by default the largest index.
       values: the labels the file may have, sorted; by default those that it has.
     """
-    text = contents(path)
+    text = _text(path)
     begin, is_label, pairs = _tokens(text)
     if not begin.size or (pairs != ~is_label).any():
         raise InputError(f"{path}: it does not read as lines of a label and pairs index:value; a LIBSVM file is needed")
@@ -129,7 +163,7 @@ def libsvm(path: Path, features: int | None = None, values: Sequence[float] | No
 def labelled_csv(path: Path) -> Records:
     """The records of a file of comma-separated numbers with a word for the class at the end of every line, packed or
     not."""
-    lines = [line.split(b",") for line in contents(path).splitlines() if line.strip()]
+    lines = [line.split(b",") for line in _text(path).splitlines() if line.strip()]
     widths = {len(line) for line in lines}
     if len(widths) != 1 or widths == {1}:
         raise InputError(f"{path}: its lines are not of one length; lines of numbers and a class are needed")
@@ -161,8 +195,8 @@ def _batch(path: Path) -> Images:
 
 def _archive(path: Path) -> Iterator[Images]:
     """The batches in an archive of CIFAR-10, in their order; nothing is written to disk."""
-    found = {}
-    with _whole(path, "an archive of CIFAR-10"), tarfile.open(path, "r|*") as archive:
+    found, unpacked = {}, io.BytesIO(contents(path))
+    with _whole(path, "an archive of CIFAR-10"), tarfile.open(fileobj=unpacked, mode="r:") as archive:
         for member in archive:
             name = PurePosixPath(member.name)
             file = archive.extractfile(member) if name.stem in CIFAR10_BATCHES else None
@@ -195,11 +229,15 @@ def _python_batch(path: Path, name: str, content: bytes) -> Images:
     with _whole(path, f"the batch {name} of CIFAR-10"):
         batch = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
         _, shape, dtype, by_columns, raw = batch[b"data"].state
-        if dtype.arguments[0] not in ("u1", b"u1"):
-            raise TypeError(f"its array is of type {dtype.arguments[0]!r}, not of unsigned bytes")
+        kind, labels = dtype.arguments[0], batch[b"labels"]
+        if kind not in ("u1", b"u1"):
+            # Lists that hold themselves many times over have no text that could be written.
+            named = repr(kind) if isinstance(kind, str | bytes) else type(kind).__name__
+            raise TypeError(f"its array is of type {named[:20]}, not of unsigned bytes")
         data = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if by_columns else "C")
-        labels = np.array(batch[b"labels"], np.uint8)
-    return _channels_last(path, name, data, labels)
+        if type(labels) is not list or not all(type(label) is int and 0 <= label < 256 for label in labels):
+            raise TypeError("its labels are no list of whole numbers from 0 to 255")
+    return _channels_last(path, name, data, np.array(labels, np.uint8))
 
 
 def _packed_batch(path: Path) -> Images:
@@ -207,6 +245,8 @@ def _packed_batch(path: Path) -> Images:
     with _whole(path, "a packed batch of CIFAR-10"):
         if not zipfile.is_zipfile(path):
             raise ValueError("it is no npz archive")
+        with zipfile.ZipFile(path) as archive:
+            _check_unpacked(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             labels, residual = stored["y"], stored["x_d2"]
         if residual.shape[1:] != CIFAR10_SHAPE or not residual.dtype == labels.dtype == np.uint8:
@@ -250,9 +290,20 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
+# What no batch needs: sets, classes by other ways, objects from elsewhere.
+_NEEDLESS = (
+    pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.PERSID,
+    pickle.BINPERSID, pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER,
+)  # fmt: skip
+
+
 # The one that is written in Python: on damaged bytes the one in C may ask for all of the memory.
 class _PlainUnpickler(pickle._Unpickler):
-    """Reads numbers, texts, bytes, lists, mappings and arrays; refuses every other class and function."""
+    """Reads numbers, texts, bytes, lists, mappings and arrays; refuses every other class and function.
+
+    Nothing that was read is changed by a pickle, but for lists, mappings and what stands for an array; and keys are
+    texts, since the hash of nested tuples that share their parts takes for ever.
+    """
 
     ADMITTED: Mapping[tuple[str, str], Any] = {
         ("numpy.core.multiarray", "_reconstruct"): _Recipe,
@@ -267,6 +318,35 @@ class _PlainUnpickler(pickle._Unpickler):
         if (module, name) not in self.ADMITTED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch needs")
         return self.ADMITTED[module, name]
+
+    def _build(self) -> None:
+        if not isinstance(self.stack[-2], _Recipe):
+            raise pickle.UnpicklingError("it sets the attributes of something that has none")
+        self.load_build()
+
+    def _setitem(self) -> None:
+        self._check_keys([self.stack[-2]])
+        self.load_setitem()
+
+    def _setitems(self) -> None:
+        self._check_keys(self.stack[::2])
+        self.load_setitems()
+
+    def _dict(self) -> None:
+        self._check_keys(self.stack[::2])
+        self.load_dict()
+
+    def _check_keys(self, keys: list[Any]) -> None:
+        if not all(isinstance(key, str | bytes) for key in keys):
+            raise pickle.UnpicklingError("it has a key that is no text")
+
+    dispatch: ClassVar = {
+        **{code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) not in _NEEDLESS},
+        pickle.BUILD[0]: _build,
+        pickle.SETITEM[0]: _setitem,
+        pickle.SETITEMS[0]: _setitems,
+        pickle.DICT[0]: _dict,
+    }
 
 
 @contextmanager
