@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -35,3 +36,15 @@ def unknown(argument: str, given: str, allowed: Iterable[str]) -> InputError:
     """The error for a name that is not one of the allowed ones, with the nearest suggested."""
     allowed = list(allowed)
     return InputError(f"{argument}: {given!r} is not known{nearest(given, allowed)}; allowed are {', '.join(allowed)}")
+
+
+@contextlib.contextmanager
+def failing(what: str) -> Iterator[None]:
+    """Makes one sentence of whatever a user's function raises; `what` says which it is and what it was called with."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # whatever it raises
+        first = str(error).strip().split("\n")[0]
+        raise InputError(f"{what} fails, with {type(error).__name__}: {first}") from error

@@ -16,6 +16,8 @@ from jax.tree_util import DictKey, GetAttrKey, register_pytree_with_keys_class
 Tree = Any
 Scalar = Any
 
+_LARGE = 2.0**48  # the squares of so many numbers below it, and above one over it, are fine in single precision
+
 
 class Values(dict):
     """Named values that read as `z.x` and as `z["x"]`: what losses' companions (metrics, fields) are given."""
@@ -69,8 +71,17 @@ class _Space:
         return jnp.asarray(sum(jax.tree.leaves(products)))
 
     def norm(self) -> jax.Array:
-        """The Euclidean norm; its derivative at zero is not defined, its value is."""
-        return jnp.sqrt(self.dot(self))
+        """The Euclidean norm, also of what has squares that overflow; its derivative at zero is not defined."""
+        unit = self.unit()
+        scaled = self / unit
+        return unit * jnp.sqrt(scaled.dot(scaled))
+
+    def unit(self) -> jax.Array:
+        """What to divide by so that squares neither overflow nor vanish: 1 or, far from that, the largest entry."""
+        largest = [jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(self)]
+        most = jnp.max(jnp.stack(largest)) if largest else jnp.zeros(())
+        usual = (most < _LARGE) & (most > 1 / _LARGE) | (most == 0)
+        return jax.lax.stop_gradient(jnp.where(usual, 1, most))
 
     def zeros(self) -> Any:
         """The zero of the same shape."""

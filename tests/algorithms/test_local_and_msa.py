@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -157,3 +160,36 @@ def test_fedmsa_needs_fewer_exchanges_than_simfbo_at_its_best_step():
     fedmsa = best(rk.FedMSA(lr=rk.Rates(0.1), local_steps=20, local_clients=5), 2)
     assert fedmsa < simfbo
     print(f"exchanges to 1e-6: FedMSA {fedmsa}, SimFBO {simfbo}")
+
+
+# Rounds that nobody is part of
+
+
+def beginning_late(empty):
+    """Everybody from some round on, and before it nobody, to the precision of a probability."""
+    return rk.Bernoulli(lambda t: jnp.where(t < empty, 1e-30, 1.0))
+
+
+@pytest.mark.parametrize("engine", ["local", "eager"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        rk.FedBiOAcc(lr=rk.Rates(0.05), local_steps=2, delta=900.0, offset=1e9),
+        rk.FedMSA(lr=rk.Rates(0.05), local_steps=3, momentum=0.25, local_clients=3),
+        rk.FedBiOAccLocal(lr=rk.Rates(0.05), local_steps=2, delta=900.0, offset=1e9, hypergradient=rk.Tracked()),
+    ],
+)
+def test_a_method_begins_where_its_first_clients_are(method, engine):
+    """With step sizes that do not depend on the round, empty rounds before the first change nothing but its number."""
+    local = isinstance(method, rk.FedBiOAccLocal)
+    exact = rk.exact.QuadraticBilevel.random(clients=3, dims=(2, 2), seed=0)
+    problem = dataclasses.replace(exact.problem, lower_scope="local") if local else exact.problem
+    start = {name: np.ones_like(value) for name, value in exact.start().items()}
+    options = {"precision": "float64", "engine": engine, **start}
+    at_once = rk.run(problem, method, exact.clients, rounds=3, **options)
+    late = rk.run(problem, method, exact.clients, rounds=5, sampling=beginning_late(2), **options)
+    assert late.ledger.exchanges == at_once.ledger.exchanges
+    assert np.abs(at_once.x - start["x"]).max() > 1e-3
+    np.testing.assert_allclose(late.x, at_once.x, rtol=0, atol=2e-8)  # 1e-9 apart: delta / (u + t)^(1/3)
+    first = rk.run(problem, method, exact.clients, rounds=3, sampling=beginning_late(2), **options)
+    assert np.abs(first.x - start["x"]).max() > 1e-4

@@ -9,6 +9,7 @@ import pytest
 
 import rookery as rk
 from rookery.federation.heard import Heard
+from rookery.federation.counts import count, zeros
 from rookery.federation.ledger import Ledger, Tally, parcel_of
 from rookery.federation.steps import check_steps, draw_steps
 from rookery.federation.wire import Wire
@@ -112,9 +113,9 @@ def test_tallies_add_up_to_the_ledger():
     assert parcel_of("steps", "up", reply) == ("steps", "up", 2, 16)
     tally = Tally()
     sent = [(part, True) for part in message]
-    tally.exchange("steps", sent, reply, 5, jnp.array([7, 1, 0, 0]))
-    tally.exchange("steps", sent, reply, 0, jnp.array([0, 0, 0, 0]))
-    tally.exchange("more", [(message[0], jnp.bool_(False)), (message[1], jnp.bool_(True))], reply, 2, jnp.zeros(4, int))
+    tally.exchange("steps", sent, reply, 5, count(jnp.array([7, 1, 0, 0])))
+    tally.exchange("steps", sent, reply, 0, zeros(4))
+    tally.exchange("more", [(message[0], jnp.bool_(False)), (message[1], jnp.bool_(True))], reply, 2, zeros(4))
     total = Ledger()
     total.add(tally.totals())
     total.add(tally.totals())

@@ -93,9 +93,61 @@ def test_selecting_some_of_a_cohort_keeps_means_unbiased():
     assert none.present == 0 and members.when(True).present == 4
 
 
+@pytest.mark.parametrize("precision", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("clients", [1000, 3000])
+def test_weighted_never_draws_a_client_twice(clients, precision):
+    """Sums of floating-point lengths are rounded, and a point near the end of one client may fall on it again."""
+    p = np.random.default_rng(0).uniform(0.05, 1, clients)
+    p[:300] = 1.0
+    p[300:] *= (clients // 2 - 300) / p[300:].sum()
+    scheme = rk.Weighted(p)
+    draw = jax.jit(jax.vmap(lambda key: scheme.draw(key, clients)[0]))
+    with jax.enable_x64(precision == jnp.float64):
+        drawn = np.sort(np.asarray(draw(jax.random.split(jax.random.key(0), 3000))))
+    assert drawn.shape == (3000, clients // 2)
+    assert (np.diff(drawn, axis=1) > 0).all()
+    assert (drawn[:, :300] == np.arange(300)).all()  # those that are always there
+    observed = np.bincount(drawn.ravel(), minlength=clients) / 3000
+    assert np.abs(observed - p).max() < 6 * (0.25 / 3000) ** 0.5
+
+
+def test_weighted_draws_the_same_in_both_precisions():
+    draws = []
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            draws.append(np.asarray(SCHEMES["weighted"].draw(jax.random.key(3), N)[0]))
+    np.testing.assert_array_equal(*draws)
+
+
+@pytest.mark.parametrize(
+    ("p", "sentence"),
+    [
+        (lambda t: jnp.where(t < 5, 0.5, 1.5), "sampling: p = 1.5 was given in round 5; 0 < p <= 1 is needed"),
+        (lambda t: 0.9 - 0.1 * t, "sampling: p = .* was given in round (9|10)"),
+        (lambda t: jnp.where(t < 700, 0.5, jnp.nan), "sampling: p = nan was given in round 700"),
+        (
+            lambda t: 0.5 if t < 3 else 0.1,
+            r"sampling: p\(t\) of a traced round t fails, with TracerBoolConversionError",
+        ),
+        (lambda t: jnp.ones(2) / 2, r"sampling: p has shape \(2,\)"),
+    ],
+)
+def test_a_schedule_that_leaves_its_range_in_some_round_is_refused(p, sentence):
+    clients = rk.federate([{"a": np.ones(1)}] * 3)
+    with pytest.raises(rk.InputError, match=sentence):
+        rk.run(
+            rk.Single(lambda x, e: x * e["a"]), rk.FedAvg(lr=0.1), clients, x=0.0, rounds=1000, sampling=rk.Bernoulli(p)
+        )
+
+
 @pytest.mark.parametrize(
     ("scheme", "sentence"),
     [
+        (rk.Uniform(2**40), "sampling: a cohort of 1099511627776 was given; a whole number from 1 to 2147483647"),
+        (rk.WithReplacement(2**31), "sampling: a cohort of 2147483648 was given"),
+        (rk.Bernoulli("a"), "sampling: p = 'a' was given; 0 < p <= 1 is needed"),
+        (rk.Bernoulli(np.nan), "sampling: p = nan was given"),
+        (rk.Weighted(np.array([np.nan, 1, 1, 1, 1, 1])), "sampling: a probability of nan was given"),
         (rk.Uniform(7), "sampling: a cohort of 7 was given; the population has 6 clients"),
         (rk.Uniform(0), "sampling: a cohort of 0 was given"),
         (rk.Uniform(2.5), "sampling: a cohort of 2.5 was given"),
@@ -112,3 +164,8 @@ def test_bad_schemes_are_refused_in_a_sentence(scheme, sentence):
     with pytest.raises(rk.InputError) as error:
         scheme.check(N)
     assert sentence in str(error.value)
+
+
+def test_probabilities_that_are_no_numbers_are_refused():
+    with pytest.raises(rk.InputError, match="sampling: 'many' was given; one probability per client is needed"):
+        rk.Weighted("many")

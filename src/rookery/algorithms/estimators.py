@@ -42,6 +42,8 @@ class Neumann:
     terms: int = 10
     step: float = 0.1
 
+    component = True
+
     @property
     def moves(self) -> tuple[str, ...]:
         return ("x", "y")
@@ -76,6 +78,8 @@ class ConjugateGradient:
 
     iterations: int = 10
 
+    component = True
+
     @property
     def moves(self) -> tuple[str, ...]:
         return ("x", "y")
@@ -107,6 +111,8 @@ class ConjugateGradient:
 @struct
 class Tracked:
     """v is a sequence of its own, kept on the client: D.v = H_i v - grad_y f_i."""
+
+    component = True
 
     @property
     def moves(self) -> tuple[str, ...]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from rookery.algorithms.storm import AccState, alpha, check_storm
-from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.method import Rates, first_round, method, static, struct
-from rookery.federation.steps import is_whole
+from rookery.federation.steps import check_count
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -67,8 +66,8 @@ class FedBiOAcc:
 
     def check(self, problem: Problem, population: int) -> None:
         check_storm(self, problem.names)
-        if self.first_batch is not None and (not is_whole(self.first_batch) or self.first_batch < 1):
-            raise InputError(f"first_batch: {self.first_batch!r} was given; a whole number of at least 1 is needed")
+        if self.first_batch is not None:
+            check_count("first_batch", self.first_batch)
 
     def init(self, problem: Problem, z: Sequences) -> AccState:
         return AccState(z, first_round(), m=z.zeros())
@@ -84,7 +83,7 @@ class FedBiOAcc:
     def iterations(self, client: Client, z: Sequences, m: Sequences) -> tuple[Sequences, AccClient]:
         """I - 1 whole iterations and the step of the I-th."""
         m = client.choose(
-            client.round == 0,
+            client.first,
             lambda: client.direction(z, client.sample(client.key, self.first_batch)),
             lambda: m,
         )

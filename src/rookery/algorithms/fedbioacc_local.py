@@ -94,7 +94,7 @@ class FedBiOAccLocal:
         z_i, kept = client.enter(z), client.state
         first = lambda: self.hypergradient.fields(client, [z_i], client.key)[0]
         own = client.choose(kept.visits == 0, first, lambda: kept.m)
-        m_i = own.merged(jax.tree.map(partial(jnp.where, client.round == 0), own.only(m.names), m))
+        m_i = own.merged(jax.tree.map(partial(jnp.where, client.first), own.only(m.names), m))
 
         def iteration(carry: tuple, k: Any, key: Any) -> tuple:
             z, m = carry

@@ -37,7 +37,7 @@ class FedMSA:
         d_k = D_i(z_k; xi_k) + d_{k-1} - D_i(z_{k-1}; xi_k),   z_{k+1} = z_k - eta d_k
         z  <- z + M(z_{K+1} - z)
 
-    In the first round rho = 1 and K = 1.
+    In the first round that has clients rho = 1 and K = 1.
 
     Args:
       lr: eta, the step sizes.
@@ -78,14 +78,14 @@ class FedMSA:
 
     def momentum_direction(self, client: Client, z: Sequences, previous: Sequences, d: Sequences) -> Sequences:
         """D_i(z; xi) + (1 - rho) (d_prev - D_i(z_prev; xi))."""
-        rho = jnp.where(client.round > 0, self.momentum, 1)
+        rho = jnp.where(client.first, 1, self.momentum)
         xi = client.sample(client.key)
         return client.direction(z, xi) + (1 - rho) * (d - client.direction(previous, xi))
 
     def spider(self, client: Client, z: Sequences, d: Sequences) -> Sequences:
         """K steps along d_k; the first is along d itself, since z_1 = z_0."""
         eta = client.at(self.lr)
-        steps = jnp.where(client.round > 0, self.local_steps, 1)
+        steps = jnp.where(client.first, 1, self.local_steps)
 
         def step(carry: tuple, k: Any, key: jax.Array) -> tuple:
             new, old, d = carry

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.errors import InputError
+from rookery.errors import InputError, failing
 from rookery.federation.client import Client
 from rookery.federation.method import static, struct
 from rookery.federation.rates import Rates
@@ -35,7 +35,13 @@ def wrap_coefficients(coefficients: Any) -> Any:
 
 def check_coefficients(coefficients: Any, steps: Work, population: int) -> None:
     """Refuses a table of coefficients that does not reach every local step."""
-    if coefficients is None or isinstance(coefficients, CoefficientFunction):
+    if coefficients is None:
+        return
+    if isinstance(coefficients, CoefficientFunction):
+        with failing("coefficients: the function of a traced (k, client, round)"):
+            given = jax.eval_shape(coefficients.function, *[jnp.int32(0)] * 3)
+        if getattr(given, "shape", None) != ():
+            raise InputError(f"coefficients: the function gives {given}; one number is needed")
         return
     if isinstance(steps, Epochs):
         raise InputError("coefficients: a table was given, and epochs have no fixed number of steps; give a function")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.method import State, struct
-from rookery.federation.steps import is_whole
+from rookery.federation.steps import LARGEST, is_count
 from rookery.vectors import Sequences
 
 
@@ -22,16 +22,17 @@ class AccState(State):
 
 def alpha(method: Any, client: Client, k: Any) -> Any:
     """alpha_t = delta / (u + t)^{1/3} at the round's iteration k = 0 .. I - 1, where t = 1, 2, ... counts them all."""
-    t = client.round * method.local_steps + k + 1
-    return method.delta / jnp.cbrt(method.offset + t.astype(client.dtype))
+    t = client.round.astype(client.dtype) * method.local_steps + k + 1  # as a float: a long run has many iterations
+    return method.delta / jnp.cbrt(method.offset + t)
 
 
 def check_storm(method: Any, names: tuple[str, ...]) -> None:
     """Refuses an I that is not one number, and momenta with c alpha^2 > 1."""
     name = type(method).__name__
-    if not is_whole(method.local_steps) or method.local_steps < 1:
+    if not is_count(method.local_steps):
         raise InputError(
-            f"local_steps: {method.local_steps!r} was given; {name} needs one whole number from 1 for all clients"
+            f"local_steps: {method.local_steps!r} was given; {name} needs one whole number from 1 for all clients, at "
+            f"most {LARGEST}"
         )
     if not (method.delta > 0 and method.offset > -1):
         raise InputError(

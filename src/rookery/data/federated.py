@@ -276,6 +276,13 @@ def shard(levels: Mapping[str, Level], index: Any) -> Shard:
     )
 
 
+def _refuse_beyond(rows: np.ndarray, most: Any, held: str) -> None:
+    """Refuses numbers whose size is beyond what a program holds."""
+    lowest, highest = rows.min(), rows.max()
+    if highest > most or lowest < -most:
+        raise InputError(f"data: it has the number {highest if highest > most else lowest}, beyond {most:.10g}; {held}")
+
+
 def example_shape(clients: Clients, level: str, dtype: Any) -> Tree:
     """Shape and type of one example of a level, as a loss sees it."""
     return jax.tree.map(
@@ -285,12 +292,18 @@ def example_shape(clients: Clients, level: str, dtype: Any) -> Tree:
 
 
 def cast(levels: Mapping[str, Level], dtype: Any) -> dict[str, Level]:
-    """The levels with floating-point leaves in the run's precision and wide integers in 32 bits."""
+    """The levels with floating-point leaves in the run's precision and wide integers in 32 bits; refuses numbers that
+    these do not hold."""
 
     def leaf(rows: Any) -> np.ndarray:
         rows = np.asarray(rows)
         if rows.dtype.kind == "f":
+            if rows.dtype.itemsize > np.dtype(dtype).itemsize:
+                _refuse_beyond(rows, np.finfo(dtype).max, f'{np.dtype(dtype)}; precision="float64" holds more')
             return rows.astype(dtype, copy=False)
-        return rows.astype(np.int32) if rows.dtype in (np.int64, np.uint64) else rows
+        if rows.dtype not in (np.int64, np.uint64):
+            return rows
+        _refuse_beyond(rows, np.iinfo(np.int32).max, "whole numbers are held in 32 bits; floats hold more")
+        return rows.astype(np.int32)
 
     return {name: Level(jax.tree.map(leaf, level.rows), level.offset, level.size) for name, level in levels.items()}

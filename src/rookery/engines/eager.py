@@ -19,6 +19,7 @@ import numpy as np
 
 from rookery.data.federated import Level, Shard
 from rookery.engines.base import Advance, Carry, Inputs, Setup, non_finite
+from rookery.federation import counts
 from rookery.federation.client import Call, Record, Setting, answer
 from rookery.federation.cohort import Cohort
 from rookery.federation.heard import Audience, Heard, vectors
@@ -74,6 +75,7 @@ class RemoteClient:
             facts["probability"],
             facts["times"],
             facts["round"],
+            facts["first"],
             jax.random.wrap_key_data(facts["round_key"]),
             jax.random.wrap_key_data(facts["exchange_key"]),
         )
@@ -88,7 +90,7 @@ class RemoteClient:
                 record,
                 arguments,
             )
-        oracles = dict(zip(ORACLES, np.asarray(result.oracles).tolist()))
+        oracles = dict(zip(ORACLES, counts.whole(result.oracles)))
         return self._wire.encode(result.reply, {"oracles": oracles}), jax.device_get(result.record)
 
 
@@ -141,7 +143,7 @@ class EagerSession:
         key = round_key(self.inputs.key, self.state.round)
         members = self._members(key)
         if int(members.present) == 0:
-            self.state = self.state.next()
+            self.state = self.state.skip()
         else:
             cohort = EagerCohort(self, members, _Round(key))
             self.state = self.inputs.method.round(_renewed(self.state), cohort)
@@ -214,6 +216,7 @@ class EagerCohort(Cohort):
                 "probability": members.expected[slot],
                 "times": jnp.maximum(members.count[slot], 1).astype(members.expected.dtype),
                 "round": session.state.round,
+                "first": session.state.round == session.state.empty,
                 "round_key": jax.random.key_data(self.round_key),
                 "exchange_key": jax.random.key_data(key),
             }

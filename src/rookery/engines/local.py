@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from rookery.data.federated import shard
 from rookery.engines.base import Advance, Carry, Inputs, Setup, non_finite
 from rookery.errors import InputError
+from rookery.federation import counts
 from rookery.federation.client import Call, Record, Setting, answer
 from rookery.federation.cohort import Cohort
 from rookery.federation.heard import Audience, Heard
@@ -60,7 +61,7 @@ class Program:
         state = inputs.method.round(carry.state, CompiledCohort(trace, members, inputs.sampling.always_full))
         if inputs.sampling.may_be_empty:
             happened = members.present > 0
-            state = jax.tree.map(partial(jnp.where, happened), state, carry.state.next())
+            state = jax.tree.map(partial(jnp.where, happened), state, carry.state.skip())
         return Carry(state, trace.records), trace.tally.totals(), trace.finite & _all_finite(state)
 
     def start(self, inputs: Inputs, carry: Carry) -> tuple[Carry, Totals]:
@@ -143,6 +144,7 @@ class _Trace:
         self.program = program
         self.inputs = inputs
         self.round = carry.state.round
+        self.first = carry.state.round == carry.state.empty
         self.key = key
         self.records = carry.records
         self.exchanges: Any = jnp.zeros((), jnp.int32)
@@ -211,7 +213,7 @@ class CompiledCohort(Cohort):
         def one(record: Record, index: Any, weight: Any, probability: Any, times: Any) -> tuple:
             """What the client of one slot answers: what its reply adds, its new record, its oracle calls."""
             nonlocal touched, reply
-            call = Call(index, weight, probability, times, trace.round, trace.key, key)
+            call = Call(index, weight, probability, times, trace.round, trace.first, trace.key, key)
             own = shard(inputs.levels, index)
             result, touched = answer(setting, inputs.method, phase, update, own, call, record, message)
             reply = result.reply
@@ -226,7 +228,7 @@ class CompiledCohort(Cohort):
         share = jax.eval_shape(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) * factors[0], terms))
         sums = _Sums(
             total=_zeros(share),
-            oracles=jnp.zeros(len(ORACLES), jnp.int32),
+            oracles=counts.zeros(len(ORACLES)),
             changed=(_zeros(records), trace.finite) if touched else None,
         )
         at_once = min(trace.program.at_once, members.index.shape[0])
@@ -268,7 +270,7 @@ def _over_slots(
         heard = lambda leaf: leaf if full else jnp.where(members.count[slot] > 0, leaf, 0)
         return _Sums(
             total=jax.tree.map(lambda total, leaf: total + heard(leaf * factors[slot]), sums.total, reply),
-            oracles=sums.oracles + heard(calls),
+            oracles=counts.plus(sums.oracles, heard(calls)),
             changed=_changed(sums, slot, record, heard),
         )
 
@@ -289,7 +291,7 @@ def _over_slots(
 
         return _Sums(
             total=jax.tree.map(add, sums.total, reply),
-            oracles=sums.oracles + jnp.sum(heard(calls), axis=0, dtype=jnp.int32),
+            oracles=counts.plus(sums.oracles, counts.total(jnp.swapaxes(heard(calls), 0, 1))),
             changed=_changed(sums, place, record, heard),
         )
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from rookery.data.federated import TRAINING, Augment, Batch, Part, Shard
 from rookery.errors import InputError
+from rookery.federation import counts
 from rookery.federation.keys import client_key, steps_key
 from rookery.federation.ledger import ORACLES
 from rookery.federation.method import find_phase
@@ -49,6 +50,7 @@ class Call(NamedTuple):
     probability: Any  # pi_i, the expected number of times it is drawn in a round
     times: Any  # how often it was drawn for this cohort
     round: Any
+    first: Any  # whether nobody was part of any round before this one
     round_key: Any
     exchange_key: Any
 
@@ -61,7 +63,7 @@ class Record(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What comes of a phase: the reply, the client's new record, and its oracle calls, in the order of ORACLES."""
+    """What comes of a phase: the reply, the client's new record, and how often it called each of ORACLES."""
 
     reply: Any
     record: Record
@@ -133,6 +135,11 @@ class Client:
     def round(self) -> Any:
         """The number of the round, from 0."""
         return self._call.round
+
+    @property
+    def first(self) -> Any:
+        """Whether this is where the run begins: nobody was part of any round before this one."""
+        return self._call.first
 
     @property
     def dtype(self) -> Any:
@@ -261,15 +268,16 @@ class Client:
         through = partial(self._through_epochs, key) if isinstance(work, Epochs) else jax.lax.fori_loop
         after = through(0, steps, body, carry)
         if self._calls.traced is None:  # every step costs the same, and nothing need be carried to know it
-            total = self._total() * jnp.maximum(jnp.asarray(steps, jnp.int32), 0)
+            total = counts.times(self._total(), jnp.maximum(jnp.asarray(steps, jnp.int32), 0))
         else:  # a loop inside the loop: its cost is carried along
 
             def counting(k: Any, inner: tuple) -> tuple:
-                return body(k, inner[0]), inner[1] + self._total()
+                return body(k, inner[0]), counts.plus(inner[1], self._total())
 
-            after, total = through(0, steps, counting, (carry, jnp.zeros(len(ORACLES), jnp.int32)))
+            after, total = through(0, steps, counting, (carry, counts.zeros(len(ORACLES))))
         if isinstance(work, Epochs):
-            total = total.at[0].add(self._epoch_samples() * (steps // self._epoch_length()))
+            samples = counts.times(self._epoch_samples(), steps // self._epoch_length())
+            total = total.at[:, 0].set(counts.plus(total[:, 0], samples))
         self._calls = outside
         self._calls.add(total)
         return after
@@ -313,11 +321,12 @@ class Client:
 
     def _epoch_samples(self) -> jax.Array:
         """The examples that an epoch's steps draw, shorter sets as often as they are gone through."""
-        length, total = self._epoch_length(), jnp.zeros((), jnp.int32)
+        length, total = self._epoch_length(), counts.zeros()
         for name, (own, size, count) in self._minibatches().items():
             if size is not None:
                 whole, rest = length // count, length % count
-                total += self._calls.static.get(f"epoch {name}", 0) * (whole * own + rest * size)
+                once = counts.plus(counts.times(counts.count(own), whole), counts.times(counts.count(size), rest))
+                total = counts.plus(total, counts.times(once, self._calls.static.get(f"epoch {name}", 0)))
         return total
 
     def choose(self, flag: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
@@ -347,11 +356,13 @@ class Client:
 
     def _total(self) -> jax.Array:
         """What has been counted, in the order of ORACLES; full batches at the size of this client."""
-        counts = dict(self._calls.static)
-        full = [n * self._shard.level(name[4:]).size for name, n in counts.items() if name.startswith("all ")]
-        amounts = [counts.get(name, 0) for name in ORACLES]
-        total = jnp.stack([jnp.asarray(sum(full, start=amounts[0]), jnp.int32), *map(jnp.int32, amounts[1:])])
-        return total if self._calls.traced is None else total + self._calls.traced
+        static = self._calls.static
+        total = jnp.stack([counts.count(static.get(name, 0)) for name in ORACLES], axis=1)
+        for name, n in static.items():
+            if name.startswith("all "):
+                full = counts.times(counts.count(self._shard.level(name[4:]).size), n)
+                total = total.at[:, 0].set(counts.plus(total[:, 0], full))
+        return total if self._calls.traced is None else counts.plus(total, self._calls.traced)
 
     def _answer(self, reply: Any) -> Answer:
         return Answer(reply, Record(self._local, self.state), self._total())
@@ -368,7 +379,7 @@ class _Calls:
         self.static[name] = self.static.get(name, 0) + calls
 
     def add(self, total: jax.Array) -> None:
-        self.traced = total if self.traced is None else self.traced + total
+        self.traced = total if self.traced is None else counts.plus(self.traced, total)
 
 
 class _Order(NamedTuple):

@@ -1,8 +1,8 @@
-"""What a run has cost, counted from the exchanges themselves. Imports nothing of rookery.
+"""What a run has cost, counted from the exchanges themselves. Imports counts.
 
-Inside a program small counters are traced: per kind of exchange, how many exchanges and how many replies, and per
-oracle how many calls. On the host they are multiplied by the static sizes of the messages in Python integers, which
-do not overflow.
+Inside a program counters are traced: per kind of exchange, how many exchanges and how many replies, and per oracle how
+many calls. On the host they are multiplied by the static sizes of the messages in Python integers, which do not
+overflow.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from rookery.federation import counts
 
 ORACLES = ("samples", "gradients", "hvps", "crosses")
 
@@ -39,15 +41,18 @@ def _dtype(leaf: Any) -> Any:
 
 
 class Tally:
-    """What one round counts while it is traced: exchanges and replies per phase, parcels, and oracle calls.
-
-    Each count is below 2**30."""
+    """What one round counts while it is traced: exchanges and replies per phase, parcels, and oracle calls."""
 
     def __init__(self) -> None:
-        self.counts: dict[Any, Any] = {}
+        self.counts: dict[Any, jax.Array] = {}
 
     def count(self, name: Any, amount: Any) -> None:
-        self.counts[name] = self.counts.get(name, 0) + jnp.asarray(amount, jnp.int32)
+        """Adds a number to what is counted under a name."""
+        self.add_count(name, counts.count(amount))
+
+    def add_count(self, name: Any, amount: jax.Array) -> None:
+        """The same, of a number that is a count already."""
+        self.counts[name] = counts.plus(self.counts[name], amount) if name in self.counts else amount
 
     def exchange(self, phase: str, sent: list[tuple[Any, Any]], reply: Any, replies: Any, oracles: jax.Array) -> None:
         """Counts one exchange, if anybody answered: what was sent, part by part with when, and what came back."""
@@ -57,43 +62,35 @@ class Tally:
         for part, when in sent:
             self.count(parcel_of(phase, "down", part), replies if when is True else jnp.where(when, replies, 0))
         for number, name in enumerate(ORACLES):
-            self.count(name, oracles[number])
+            self.add_count(name, oracles[:, number])
 
     def totals(self) -> Totals:
         """The counts as one array, to be carried through a program."""
         names = tuple(sorted(self.counts, key=str))
-        low = jnp.stack([self.counts[name] for name in names]) if names else jnp.zeros(0, jnp.int32)
-        return Totals(names, jnp.stack([jnp.zeros_like(low), low]))
+        return Totals(names, jnp.stack([self.counts[n] for n in names], axis=1) if names else counts.zeros(0))
 
     def add(self, totals: Totals) -> None:
         """Adds what a loop inside the round has counted."""
         for number, name in enumerate(totals.names):
-            self.count(name, totals.limbs[1, number])
+            self.add_count(name, totals.counts[:, number])
 
 
 @jax.tree_util.register_pytree_node_class
 class Totals:
-    """Traced totals over many rounds: the names are static, the numbers are one array of two rows.
+    """Traced totals over many rounds: the names are static, the numbers are one array of counts."""
 
-    Row 0 counts units of 2**30, row 1 the rest: 32 bits alone overflow within minutes.
-    """
-
-    BASE = 30
-
-    def __init__(self, names: tuple, limbs: Any):
-        self.names, self.limbs = names, limbs
+    def __init__(self, names: tuple, counts: Any):
+        self.names, self.counts = names, counts
 
     def __add__(self, other: Totals) -> Totals:
-        high, low = self.limbs + other.limbs
-        return Totals(self.names, jnp.stack([high + (low >> self.BASE), low & (2**self.BASE - 1)]))
+        return Totals(self.names, counts.plus(self.counts, other.counts))
 
     def values(self) -> dict[Any, int]:
         """The totals as Python integers."""
-        high, low = np.asarray(self.limbs).astype(object)
-        return {name: int(h) * 2**self.BASE + int(l) for name, h, l in zip(self.names, high, low)}
+        return dict(zip(self.names, counts.whole(self.counts)))
 
     def tree_flatten(self):
-        return (self.limbs,), self.names
+        return (self.counts,), self.names
 
     @classmethod
     def tree_unflatten(cls, names, children):

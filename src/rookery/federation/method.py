@@ -27,8 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.errors import InputError
-from rookery.federation.rates import PerClient, Rates
-from rookery.federation.steps import Epochs, FixedSteps, Steps, Work, check_steps, largest_steps
+from rookery.federation.rates import PerClient, Rates, as_float
+from rookery.federation.steps import Epochs, FixedSteps, Steps, Work, bind_steps, check_steps, largest_steps
 from rookery.problems.base import Problem
 from rookery.structs import static, struct
 from rookery.vectors import Sequences
@@ -80,16 +80,26 @@ def method(cls: type[T]) -> type[T]:
     return struct(cls)
 
 
+def first_round() -> jax.Array:
+    """The round counter of a run that has not begun."""
+    return jnp.zeros((), jnp.int32)
+
+
 @struct
 class State:
     """The server's state: the shared sequences and the number of rounds done. Methods that keep more extend it."""
 
     z: Sequences
     round: Any
+    empty: Any = dataclasses.field(default_factory=first_round, kw_only=True)  # rounds so far that nobody was part of
 
     def next(self: StateT, **changes: Any) -> StateT:
         """The state after this round, with what has changed."""
         return dataclasses.replace(self, round=self.round + 1, **changes)
+
+    def skip(self: StateT) -> StateT:
+        """The state after a round that nobody was part of."""
+        return dataclasses.replace(self, round=self.round + 1, empty=self.empty + 1)
 
 
 StateT = TypeVar("StateT", bound=State)
@@ -108,11 +118,6 @@ class Plan:
         if isinstance(work, Epochs):
             return int((work.low if work.high is None else work.high) * self.epoch[client])
         return int(work.steps[client]) if isinstance(work, FixedSteps) else largest_steps(work)
-
-
-def first_round() -> jax.Array:
-    """The round counter of a run that has not begun."""
-    return jnp.zeros((), jnp.int32)
 
 
 def find_phase(program: Any, name: Any) -> Callable[..., Any]:
@@ -167,16 +172,18 @@ def _bound(owner: Any, names: tuple[str, ...], shared: tuple[str, ...], populati
             if value is None:
                 raise InputError(f"{argument}: None was given; a number, a schedule or rk.PerClient is needed")
             if isinstance(value, PerClient) or not dataclasses.is_dataclass(value):
-                changes[field.name] = value if isinstance(value, Rates) else Rates(value)
-                changes[field.name].check(argument, (), population)
+                changes[field.name] = _checked(value, argument, (), population)
         elif re.search(r"\bWork\b", declared):
             check_steps(argument, value, population, epochs=True)
+            changes[field.name] = bind_steps(value)
         elif re.search(r"Steps\b", declared):
             check_steps(argument, value, population)
+            changes[field.name] = bind_steps(value)
         elif declared.startswith("float") and value is not None:
             if callable(value):
                 raise InputError(f"{argument}: a function was given; one number for the whole run is needed")
             Rates(value).check(argument, ())
+            changes[field.name] = as_float(value)
         elif getattr(value, "component", False) and not isinstance(value, type):
             changes[field.name] = _bound(value, shared, shared, population, f"{argument}.")
     return dataclasses.replace(owner, **changes)
@@ -185,15 +192,19 @@ def _bound(owner: Any, names: tuple[str, ...], shared: tuple[str, ...], populati
 def _rates(argument: str, value: Any, declared: str, names: tuple[str, ...], population: int) -> Any:
     if value is None and "None" in declared:
         return None
-    if not isinstance(value, Rates):
-        if len(names) > 1:
-            raise InputError(
-                f"{argument}: {value!r} was given and this problem has {', '.join(names)}; "
-                f"use rk.Rates({value!r}) for one rate in all of them"
-            )
-        value = Rates(value)
-    value.check(argument, names, population)
-    return value
+    if not isinstance(value, Rates) and len(names) > 1:
+        raise InputError(
+            f"{argument}: {value!r} was given and this problem has {', '.join(names)}; "
+            f"use rk.Rates({value!r}) for one rate in all of them"
+        )
+    return _checked(value, argument, names, population)
+
+
+def _checked(value: Any, argument: str, names: tuple[str, ...], population: int) -> Rates:
+    """Rates with every number checked and made a float: a whole number is no other program than one with a point."""
+    rates = value if isinstance(value, Rates) else Rates(value)
+    rates.check(argument, names, population)
+    return rates.map(as_float)
 
 
 __all__ = [

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey, register_pytree_with_keys_class
 
-from rookery.errors import InputError, nearest
+from rookery.errors import InputError, failing, nearest
 from rookery.structs import struct
 from rookery.vectors import Scalar, Sequences
 
@@ -155,11 +155,13 @@ class Rates:
                     f"{argument}: there is no sequence {name!r}{nearest(name, names)}; "
                     f"this problem has {', '.join(names)}"
                 )
-            now = rate(0) if callable(rate) and population is not None else rate
+            shown = argument if name == _DEFAULT and not names else f"{argument}.{name}"
+            now = rate if not callable(rate) or population is None else _at_first(shown, rate)
             if isinstance(now, PerClient) and population is not None:
-                now.check(f"{argument}.{name}", population)
-            elif not callable(rate) and not _is_finite_number(rate):
-                raise InputError(f"{argument}.{name}: {rate!r} was given; a finite number or a schedule is needed")
+                now.check(shown, population)
+            elif not callable(now) and not _is_finite_number(now):
+                given = repr(now) if now is rate else f"a schedule that gives {now!r} at first"
+                raise InputError(f"{shown}: {given} was given; a finite number or a schedule is needed")
         missing = [name for name in names if name not in self._entries]
         if _DEFAULT not in self._entries and missing:
             raise InputError(
@@ -186,6 +188,23 @@ class Rates:
     def tree_unflatten(cls, structure, children):
         traced, schedules = structure
         return cls._from({**dict(zip(traced, children)), **dict(schedules)})
+
+
+def _at_first(argument: str, schedule: Callable[[Any], Any]) -> Any:
+    """What a schedule gives in the first round, once it is seen to give one number of a round that is traced."""
+    with failing(f"{argument}: the schedule, of a traced round,"):
+        traced = jax.eval_shape(schedule, jnp.int32(0))
+        now = schedule(0)
+    if not isinstance(now, PerClient) and getattr(traced, "shape", None) != ():
+        raise InputError(f"{argument}: the schedule gives {traced} of a round; one number is needed")
+    return now
+
+
+def as_float(value: Any) -> Any:
+    """A number as one with a point, and whatever else there is as it is."""
+    if isinstance(value, PerClient):
+        return PerClient(np.asarray(value.table, np.float64)) if np.asarray(value.table).dtype.kind in "iu" else value
+    return float(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else value
 
 
 def _is_finite_number(value: Any) -> bool:

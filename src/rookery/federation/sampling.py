@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.errors import InputError
-from rookery.federation.steps import is_whole
+from rookery.errors import InputError, failing
+from rookery.federation.steps import LARGEST, is_count
 from rookery.structs import static, struct
 
 
@@ -73,6 +73,10 @@ class Sampling(ABC):
     def check(self, population: int) -> None:
         """Raises InputError when the scheme does not fit the population."""
 
+    def check_rounds(self, first: int, rounds: int, population: int) -> None:
+        """Raises InputError when the scheme does not fit some round to come; most are the same in all."""
+        return None
+
     @abstractmethod
     def draw(self, key: jax.Array, population: int) -> tuple[jax.Array, jax.Array]:
         """Indices and counts of the slots of one round, in any order."""
@@ -93,8 +97,8 @@ class Sampling(ABC):
 
 
 def _check_cohort(m: Any, population: int, largest: int | None) -> None:
-    if not is_whole(m) or m < 1:
-        raise InputError(f"sampling: a cohort of {m!r} was given; a whole number of at least 1 is needed")
+    if not is_count(m):
+        raise InputError(f"sampling: a cohort of {m!r} was given; a whole number from 1 to {LARGEST} is needed")
     if largest is not None and m > largest:
         raise InputError(
             f"sampling: a cohort of {m} was given; the population has {population} clients, so at most that many"
@@ -171,6 +175,9 @@ class _Schedule:
     function: Callable[[Any], Any] = static()
 
 
+_FORESEEN = 10**6  # probabilities of rounds to come that are looked at in one go, a hundred times at most
+
+
 @struct
 class Bernoulli(Sampling):
     """Each client by itself with probability `p`; an empty cohort is a round without an exchange, in which nothing
@@ -203,11 +210,38 @@ class Bernoulli(Sampling):
         return jnp.arange(population, dtype=jnp.int32), (coins < self.expected(population)).astype(jnp.int32)
 
     def check(self, population: int) -> None:
-        p = np.asarray(self.at(0).p, np.float64)
-        if p.shape not in ((), (population,)):
-            raise InputError(f"sampling: p has shape {p.shape}; one number, or one for each of {population} clients")
-        if not ((p > 0) & (p <= 1)).all():
-            raise InputError(f"sampling: p = {p.min() if p.min() <= 0 else p.max()} was given; 0 < p <= 1 is needed")
+        if not isinstance(self.p, _Schedule):
+            self._check_values(self.p, population, "")
+            return
+        with failing("sampling: p(t) of a traced round t"):
+            shape = jax.eval_shape(lambda t: jnp.asarray(self.p.function(t)), jnp.int32(0)).shape
+        self._check_shape(shape, population)
+        self.check_rounds(0, 1, population)
+
+    def check_rounds(self, first: int, rounds: int, population: int) -> None:
+        if not isinstance(self.p, _Schedule):
+            return
+        function = jax.jit(jax.vmap(lambda t: jnp.asarray(self.p.function(t))))
+        at_once = max(1, min(rounds, _FORESEEN // population))
+        for begin in range(first, first + min(rounds, at_once * 100), at_once):
+            values = np.asarray(function(begin + np.arange(at_once, dtype=np.int32)))
+            for t, p in zip(range(begin, first + rounds), values):
+                if not ((p > 0) & (p <= 1)).all():
+                    self._check_values(p, population, f" in round {t}")
+
+    def _check_values(self, given: Any, population: int, when: str) -> None:
+        try:
+            p = np.asarray(given, np.float64)
+        except (TypeError, ValueError):
+            raise InputError(f"sampling: p = {given!r} was given; 0 < p <= 1 is needed") from None
+        self._check_shape(p.shape, population)
+        wrong = p[~((p > 0) & (p <= 1))]
+        if wrong.size:
+            raise InputError(f"sampling: p = {wrong.flat[0]} was given{when}; 0 < p <= 1 is needed")
+
+    def _check_shape(self, shape: tuple[int, ...], population: int) -> None:
+        if shape not in ((), (population,)):
+            raise InputError(f"sampling: p has shape {shape}; one number, or one for each of {population} clients")
 
 
 @struct
@@ -216,14 +250,26 @@ class Weighted(Sampling):
 
     Drawn systematically in random order: clients are laid in random order on a line, each as long as its probability,
     and the points u, u + 1, ..., u + m - 1 with u uniform in [0, 1) pick the clients they fall on (Madow, 1949).
+    Lengths are whole numbers of units of 2**-30, since sums of floating-point numbers could give one client two points.
     """
 
     probabilities: Any
     cohort: int | None = static(default=None)  # m; None: read from the probabilities
+    lengths: Any = None  # the probabilities in units, with sum m exactly; None: made from them
 
     def __post_init__(self):
-        if self.cohort is None:  # before tracing: m must stay static when the probabilities are traced
-            object.__setattr__(self, "cohort", round(float(np.sum(np.asarray(self.probabilities)))))
+        if self.cohort is None or self.lengths is None:  # before tracing, which must not round them again
+            p = self._read()
+            cohort = round(float(p.sum())) if np.isfinite(p).all() else 0
+            object.__setattr__(self, "cohort", cohort)
+            object.__setattr__(self, "lengths", _whole_lengths(p, cohort))
+
+    def _read(self) -> np.ndarray:
+        try:
+            return np.asarray(self.probabilities, np.float64)
+        except (TypeError, ValueError):
+            given = self.probabilities
+            raise InputError(f"sampling: {given!r} was given; one probability per client is needed") from None
 
     def slots(self, population: int) -> int:
         assert self.cohort is not None
@@ -235,22 +281,40 @@ class Weighted(Sampling):
     def draw(self, key: jax.Array, population: int) -> tuple[jax.Array, jax.Array]:
         order_key, start_key = jax.random.split(key)
         order = _lottery(order_key, population)
-        ends = jnp.cumsum(jnp.asarray(self.probabilities)[order])
-        start = jax.random.uniform(start_key, (), jnp.float32).astype(ends.dtype)
-        points = start + jnp.arange(self.cohort, dtype=ends.dtype)
-        # Rounding may leave the last end below m, never the point past the last client.
-        picked = jnp.minimum(jnp.searchsorted(ends, points, side="right"), population - 1)
+        lengths = jnp.asarray(self.lengths, jnp.uint32)[order]
+        begins = jnp.cumsum(lengths) - lengths  # modulo 2**32, and so modulo a unit: that is all that matters
+        start = jax.random.bits(start_key, (), jnp.uint32)
+        to_next_point = (start - begins) % jnp.uint32(_UNIT)
+        picked = jnp.flatnonzero(to_next_point < lengths, size=self.slots(population))
         return order[picked].astype(jnp.int32), jnp.ones(self.slots(population), jnp.int32)
 
     def check(self, population: int) -> None:
-        p = np.asarray(self.probabilities, np.float64)
+        p = self._read()
         if p.shape != (population,):
             raise InputError(
                 f"sampling: {p.size} probabilities were given for {population} clients; one each is needed"
             )
-        if not ((p > 0) & (p <= 1)).all():
-            raise InputError(
-                f"sampling: a probability of {p.min() if p.min() <= 0 else p.max()} was given; 0 < p <= 1 is needed"
-            )
-        if abs(p.sum() - round(p.sum())) > 1e-6:
+        wrong = p[~((p > 0) & (p <= 1))]
+        if wrong.size:
+            raise InputError(f"sampling: a probability of {wrong[0]} was given; 0 < p <= 1 is needed")
+        if abs(p.sum() - round(p.sum())) > TOLERANCE:
             raise InputError(f"sampling: the probabilities sum to {p.sum():.6g}; they must sum to a whole cohort size")
+
+
+_UNIT = 2**30
+TOLERANCE = 1e-6  # of the sum of probabilities
+
+
+def _whole_lengths(p: np.ndarray, cohort: int) -> np.ndarray:
+    """Probabilities in units of 2**-30, rounded so that their sum is the cohort's, none above 1."""
+    lengths = np.rint(np.clip(np.nan_to_num(p), 0, 1) * _UNIT).astype(np.int64)
+    left = cohort * _UNIT - int(lengths.sum())
+    if abs(left) > 2 * TOLERANCE * _UNIT + p.size:  # no whole cohort, which `check` refuses
+        return lengths.astype(np.int32)
+    while left:  # what rounding leaves, and what the sum may be off: a unit each, where there is room
+        room = np.flatnonzero(lengths < _UNIT if left > 0 else lengths > 1)[: abs(left)]
+        if not room.size:
+            break
+        lengths[room] += np.sign(left)
+        left -= np.sign(left) * room.size
+    return lengths.astype(np.int32)

@@ -15,7 +15,7 @@ from jax.tree_util import DictKey, register_pytree_with_keys_class
 
 from rookery.errors import InputError, unknown
 from rookery.federation.method import State, first_round, struct
-from rookery.federation.rates import Rates
+from rookery.federation.rates import Rates, as_float
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -61,7 +61,7 @@ class ServerOptimiser:
         if not callable(constructor):
             raise InputError(f"server: {constructor!r} was given; a constructor such as optax.adam is needed")
         self.constructor = constructor
-        self.options = options
+        self.options = {name: as_float(value) for name, value in options.items()}
 
     def replace(self, **options: Any) -> ServerOptimiser:
         """The same optimiser with some options set."""

@@ -12,6 +12,8 @@ import numpy as np
 from rookery.errors import InputError
 from rookery.structs import struct
 
+LARGEST = 2**31 - 1  # of a whole number inside a program
+
 
 @struct
 class FixedSteps:
@@ -31,8 +33,9 @@ class FixedSteps:
             raise InputError(
                 f"{argument}: {steps.size} numbers of steps were given for {population} clients; one each is needed"
             )
-        if steps.dtype.kind not in "iu" or (steps < 1).any():
-            raise InputError(f"{argument}: {steps.min()} was given; numbers of steps are whole and at least 1")
+        wrong = steps[(steps < 1) | (steps > LARGEST)] if steps.dtype.kind in "iu" else steps
+        if wrong.size:
+            raise InputError(f"{argument}: {wrong[0]} was given; numbers of steps are whole, from 1 to {LARGEST}")
 
 
 @struct
@@ -50,10 +53,10 @@ class RandomSteps:
         return int(self.high)
 
     def check(self, argument: str, population: int) -> None:
-        if not (is_whole(self.low) and is_whole(self.high) and 1 <= self.low <= self.high):
+        if not _is_range(self.low, self.high):
             raise InputError(
-                f"{argument}: RandomSteps({self.low}, {self.high}) was given; whole numbers with 1 <= low <= high "
-                "are needed"
+                f"{argument}: RandomSteps({self.low}, {self.high}) was given; whole numbers with 1 <= low <= high <= "
+                f"{LARGEST} are needed"
             )
 
 
@@ -77,9 +80,11 @@ class Epochs:
 
     def check(self, argument: str, population: int) -> None:
         high = self.low if self.high is None else self.high
-        if not (is_whole(self.low) and is_whole(high) and 1 <= self.low <= high):
+        if not _is_range(self.low, high):
             given = f"Epochs({self.low})" if self.high is None else f"Epochs({self.low}, {self.high})"
-            raise InputError(f"{argument}: {given} was given; whole numbers with 1 <= low <= high are needed")
+            raise InputError(
+                f"{argument}: {given} was given; whole numbers with 1 <= low <= high <= {LARGEST} are needed"
+            )
 
 
 Steps = int | FixedSteps | RandomSteps
@@ -104,15 +109,32 @@ def check_steps(argument: str, steps: Any, population: int, epochs: bool = False
     allowed = (FixedSteps, RandomSteps, Epochs) if epochs else (FixedSteps, RandomSteps)
     if isinstance(steps, allowed):
         steps.check(argument, population)
-    elif not is_whole(steps) or steps < 1:
+    elif not is_count(steps):
         others = "rk.FixedSteps, rk.RandomSteps or rk.Epochs" if epochs else "rk.FixedSteps or rk.RandomSteps"
-        raise InputError(f"{argument}: {steps!r} was given; a whole number of at least 1, {others} is needed")
+        raise InputError(f"{argument}: {steps!r} was given; {_COUNT}, {others} is needed")
+
+
+def bind_steps(steps: Any) -> Any:
+    """Numbers of steps as programs take them: one array, whether they came as a list or as one."""
+    return FixedSteps(np.asarray(steps.steps)) if isinstance(steps, FixedSteps) else steps
+
+
+_COUNT = f"a whole number of at least 1, and at most {LARGEST}"
 
 
 def check_count(argument: str, value: Any) -> None:
-    """Refuses what is not a whole number of at least 1."""
-    if not is_whole(value) or value < 1:
-        raise InputError(f"{argument}: {value!r} was given; a whole number of at least 1 is needed")
+    """Refuses what is not a whole number of at least 1 that a program can hold."""
+    if not is_count(value):
+        raise InputError(f"{argument}: {value!r} was given; {_COUNT}, is needed")
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number of at least 1 that a program can hold."""
+    return is_whole(value) and 1 <= int(value) <= LARGEST
+
+
+def _is_range(low: Any, high: Any) -> bool:
+    return is_count(low) and is_count(high) and low <= high
 
 
 def is_whole(value: Any) -> bool:

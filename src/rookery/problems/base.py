@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.data.federated import BOTH, Batch
-from rookery.errors import InputError, unknown
+from rookery.errors import InputError, failing, unknown
 from rookery.problems.sets import ConstraintSet
 from rookery.vectors import Tree, Values
 
@@ -116,13 +116,8 @@ def gradients(loss: Callable, arguments: tuple, batch: Batch) -> tuple:
 
 def check_scalar(argument: str, loss: Callable, *arguments: Any) -> None:
     """Refuses a loss that does not give one number for one example."""
-    try:
+    with failing(f"{argument}: the loss on the initial values and one example"):
         result = jax.eval_shape(loss, *arguments)
-    except Exception as error:  # whatever the user's function raises
-        first = str(error).strip().split("\n")[0]
-        raise InputError(
-            f"{argument}: the loss fails on the initial values and one example, with {type(error).__name__}: {first}"
-        ) from error
     if not hasattr(result, "shape") or result.shape != () or not jnp.issubdtype(result.dtype, jnp.floating):
         shown = f"shape {result.shape} of {result.dtype}" if hasattr(result, "shape") else type(result).__name__
         raise InputError(

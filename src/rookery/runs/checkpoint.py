@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from rookery.errors import AdviceWarning, InputError, StorageError
-from rookery.federation.steps import is_whole
+from rookery.federation.steps import check_count, is_count
 from rookery.runs.files import hold, refuse_used, remove_folder, remove_leftovers, write_folder, write_text
 from rookery.runs.fingerprint import difference
 from rookery.runs.result import RunState
@@ -51,8 +51,7 @@ class Checkpoints:
 
     def __post_init__(self):
         read_interval(self.every)
-        if not is_whole(self.keep) or self.keep < 1:
-            raise InputError(f"keep: {self.keep!r} was given; a whole number of at least 1 is needed")
+        check_count("keep", self.keep)
 
 
 @dataclass(frozen=True)
@@ -115,12 +114,12 @@ def open_checkpoints(
 
 def read_interval(every: Any) -> tuple[int | None, float]:
     """An interval as rounds (None: any number) and seconds: 10, "10" or "30s"."""
-    if is_whole(every) and every >= 1:
+    if is_count(every):
         return int(every), 0.0
     if isinstance(every, str):
-        if re.fullmatch(r"[1-9]\d*", every):
+        if re.fullmatch(r"[1-9]\d{,8}", every):
             return int(every), 0.0
-        if (match := re.fullmatch(r"(\d+(?:\.\d+)?)s", every)) and float(match[1]) > 0:
+        if (match := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)s", every)) and float(match[1]) > 0:
             return None, float(match[1])
     raise InputError(f"checkpoint every: {every!r} was given; rounds (10) or seconds (30s) are needed")
 

@@ -18,7 +18,7 @@ from rookery.federation.client import Setting, project
 from rookery.federation.keys import run_key, start_key
 from rookery.federation.method import Plan, bind
 from rookery.federation.sampling import All, Sampling
-from rookery.federation.steps import is_whole
+from rookery.federation.steps import LARGEST, is_count, is_whole
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences, Tree, Values
 
@@ -65,14 +65,15 @@ def prepare(
         precision=precision,
         augment=clients.augment,
     )
+    method_numbers = numbers("method", method, dtype)
     for sentence in method.advise(_plan(clients, sampling, problem, setting)):
         warnings.warn(f"{type(method).__name__}: {sentence}", AdviceWarning, stacklevel=3)
     key = run_key(seed)
     example = lambda level: example_shape(clients, level, dtype)
     z, local = _initial(problem, clients, {"x": x, "y": y}, dict(start or {}), key, dtype, example)
     inputs = Inputs(
-        method=numbers(method, dtype),
-        sampling=numbers(sampling, dtype),
+        method=method_numbers,
+        sampling=numbers("sampling", sampling, dtype),
         levels=cast(clients.levels, dtype),
         weights=clients.weights.astype(dtype),
         key=key,
@@ -90,16 +91,31 @@ def _plan(clients: Clients, sampling: Sampling, problem: Problem, setting: Setti
     return Plan(clients.population, expected, np.max(lengths, axis=0))
 
 
-def numbers(tree: Any, dtype: Any) -> Any:
-    """A method's or a scheme's numbers as arrays of fixed types, so that changing one never recompiles."""
+def numbers(argument: str, tree: Any, dtype: Any) -> Any:
+    """A method's or a scheme's numbers as arrays of fixed types, so that changing one never recompiles; refuses those
+    that these types do not hold."""
+    least, most = np.finfo(dtype).tiny, np.finfo(dtype).max
 
-    def leaf(value: Any) -> np.ndarray:
+    def leaf(path: Any, value: Any) -> np.ndarray:
         array = np.asarray(value)
         if array.dtype.kind in "iu":
-            return array.astype(np.int32)
-        return array.astype(dtype) if array.dtype.kind == "f" else array
+            good, held = (array >= -LARGEST) & (array <= LARGEST), f"whole numbers up to {LARGEST}"
+        elif array.dtype.kind == "f":
+            size = np.abs(array)
+            good, held = (
+                (size <= most) & ((size >= least) | (size == 0)) | ~np.isfinite(array),
+                (f"numbers from {least:.3g} to {most:.3g} and 0 are held in {np.dtype(dtype)}"),
+            )
+        elif array.dtype.kind == "b":
+            return array
+        else:
+            good, held = np.zeros(array.shape, bool), "a number is needed"
+        if not good.all():
+            name = f"{argument}.{jax.tree_util.keystr(path, simple=True, separator='.')}".removesuffix(".default")
+            raise InputError(f"{name}: {array[~good].flat[0]!s} was given; {held}")
+        return array.astype(np.int32 if array.dtype.kind in "iu" else dtype)
 
-    return jax.tree.map(leaf, tree)
+    return jax.tree_util.tree_map_with_path(leaf, tree)
 
 
 def _check_kinds(problem: Any, method: Any, clients: Any, sampling: Any, seed: Any) -> None:
@@ -131,8 +147,10 @@ def _batch_sizes(batch_size: Any, levels: tuple[str, ...]) -> tuple[tuple[str, i
     else:
         sizes = dict.fromkeys(levels, batch_size)
     for size in sizes.values():
-        if size is not None and (not is_whole(size) or size < 1):
-            raise InputError(f"batch_size: {size!r} was given; None (all examples) or a whole number from 1 is needed")
+        if size is not None and not is_count(size):
+            raise InputError(
+                f"batch_size: {size!r} was given; None (all examples) or a whole number from 1 to {LARGEST} is needed"
+            )
     return tuple((level, None if size is None else int(size)) for level, size in sizes.items())
 
 

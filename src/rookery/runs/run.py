@@ -20,7 +20,7 @@ from rookery.errors import DivergenceWarning, InputError, StorageError
 from rookery.federation.ledger import Ledger
 from rookery.federation.method import has_start
 from rookery.federation.sampling import All, Sampling
-from rookery.federation.steps import is_whole
+from rookery.federation.steps import check_count
 from rookery.metric import Metrics, measure, split
 from rookery.problems.base import Problem
 from rookery.runs.checkpoint import Checkpoints, Saver, open_checkpoints, read_plan
@@ -113,6 +113,7 @@ def run(
         names = check_metrics(metrics, stop, setup.carry)
         engine = find_engine(engine)
         first = int(setup.carry.state.round)
+        setup.inputs.sampling.check_rounds(first, rounds, setup.setting.population)
         saver, previous = None, None
         if checkpoints is not None:
             asked = {"rounds": rounds, "every": every}
@@ -308,10 +309,9 @@ def check_arguments(
     rounds: Any, metrics: Metrics | None, stop: Any, every: Any
 ) -> tuple[Metrics, Mapping[str, Any], int]:
     """Checks, and fills in, what a run and a sweep have in common."""
-    if not is_whole(rounds) or rounds < 1:
-        raise InputError(f"rounds: {rounds!r} was given; a whole number of at least 1 is needed")
-    if every is not None and (not is_whole(every) or every < 1):
-        raise InputError(f"every: {every!r} was given; a whole number of at least 1 is needed")
+    check_count("rounds", rounds)
+    if every is not None:
+        check_count("every", every)
     if metrics is not None and not callable(metrics):
         raise InputError(f"metrics: {type(metrics).__name__} was given; a function of the sequences is needed")
     if stop is not None and not isinstance(stop, Mapping):

@@ -110,6 +110,7 @@ def sweep(
                     federations[options["seed"]] = own(options["seed"])
                 own = federations[options["seed"]]
             setups.append(prepare(problem, varied, own, x=x, y=y, start=start, precision=precision, **options))
+            options["sampling"].check_rounds(0, rounds, setups[-1].setting.population)
         seeds = [int(point.get("seed", seed)) for point in points]
         measured = {each: own_metrics(each) for each in dict.fromkeys(seeds)} if own_metrics else {}
         check_metrics(measured.get(seeds[0], metrics), stop, setups[0].carry)
