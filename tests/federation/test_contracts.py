@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.federation.heard import Heard
 from rookery.federation.counts import count, zeros
+from rookery.federation.heard import Heard
 from rookery.federation.ledger import Ledger, Tally, parcel_of
 from rookery.federation.steps import check_steps, draw_steps
 from rookery.federation.wire import Wire
@@ -149,7 +149,7 @@ def test_the_wire_brings_back_what_was_sent():
         {"flag": np.bool_(True), "count": np.int32(3)},
         np.float64(0.1),
     )
-    wire = Wire([mine, {"a": 1}])
+    wire = Wire({"inside": [mine]})
     data = wire.encode(message, {"phase": "steps"})
     assert isinstance(data, bytes)
     back, header = wire.decode(data)

@@ -80,7 +80,7 @@ def test_data_that_would_wrap_is_refused(precision):
 
 def test_data_that_single_precision_does_not_hold_is_refused():
     clients, problem = rk.federate([np.array([1e300])]), rk.Single(lambda x, e: x * (e * 1e-300))
-    with pytest.raises(rk.InputError, match='beyond 3.402823466e.38; float32; precision="float64" holds more'):
+    with pytest.raises(rk.InputError, match=r'beyond 3.402823466e.38; float32; precision="float64" holds more'):
         run(rk.FedAvg(lr=0.1), clients=clients, problem=problem)
     assert run(rk.FedAvg(lr=0.1), clients=clients, problem=problem, precision="float64").x == -0.1
 
@@ -98,9 +98,9 @@ def test_a_schedule_that_is_none_is_refused():
     ):
         with pytest.raises(rk.InputError, match=sentence):
             run(rk.FedAvg(lr=schedule))
-    with pytest.raises(rk.InputError, match="coefficients: the function of .* fails, with"):
+    with pytest.raises(rk.InputError, match=r"coefficients: the function of .* fails, with"):
         run(rk.SimFBO(lr=0.1, coefficients=lambda k, client, round: 1.0 if round else 2.0))
-    with pytest.raises(rk.InputError, match="coefficients: the function gives .*; one number is needed"):
+    with pytest.raises(rk.InputError, match=r"coefficients: the function gives .*; one number is needed"):
         run(rk.SimFBO(lr=0.1, coefficients=lambda k, client, round: np.ones(2)))
 
 

@@ -109,7 +109,7 @@ class EagerSession:
         self.inputs: Inputs = setup.inputs
         self.ledger = ledger
         self.state = setup.carry.state
-        self.wire = Wire([vector.tree for vector in _vectors(setup.carry)])
+        self.wire = Wire(setup.carry)
         self.store = [row(setup.carry.records, i) for i in range(self.setting.population)]
         self.clients = [
             RemoteClient(self.setting, setup.inputs.method, setup.inputs.levels, i, self.wire, jit)
@@ -152,11 +152,6 @@ class EagerSession:
         return self.inputs.sampling.at(self.state.round).members(
             sampling_key(key), self.setting.population, self.setting.dtype
         )
-
-
-def _vectors(carry: Carry) -> list[Any]:
-    z = carry.state.z.merged(carry.records.local)
-    return [z[name] for name in z.names]
 
 
 def _share(factor: jax.Array | None, leaf: Any) -> jax.Array:

@@ -1,13 +1,13 @@
 """Messages as bytes: a json header and safetensors, no pickle. Imports replies, vectors and errors.
 
-Both ends know the run's configuration, so they know the structure of every sequence; a structure of the user's own
-(a Flax or Equinox module, say) travels as the number of that sequence's template.
+Both ends know the run's configuration, so they know the structure of every sequence; a node of the user's own (a named
+tuple, a Flax or Equinox module), wherever it stands in one, travels as the number of its kind.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,10 +24,26 @@ Names = Callable[[Vector], tuple[int, bool]]  # the number of a vector, and whet
 
 
 class Wire:
-    """Encodes and decodes pytrees of arrays."""
+    """Encodes and decodes pytrees of arrays.
 
-    def __init__(self, templates: Sequence[Any] = ()):
-        self._templates = [jax.tree.structure(tree) for tree in templates]
+    Args:
+      templates: trees in which every kind of node occurs that messages may have besides dicts, lists and tuples.
+    """
+
+    def __init__(self, *templates: Any):
+        self._kinds: list[Any] = []
+        for tree in templates:
+            self._learn(tree)
+
+    def _learn(self, node: Any) -> None:
+        """Numbers the kinds of nodes in a tree."""
+        if node is None or jax.tree_util.all_leaves([node]):
+            return
+        kind, children = _one_level(node)
+        if not _is_plain(node) and kind not in self._kinds:
+            self._kinds.append(kind)
+        for child in children:
+            self._learn(child)
 
     def encode(self, tree: Any, header: dict[str, Any] | None = None, names: Names | None = None) -> bytes:
         """A tree and a small header as bytes; with `names`, vectors that the receiver has go by their numbers."""
@@ -63,7 +79,7 @@ class Wire:
             return {"kept": number} if has else {"keep": [number, inside(node.tree)]}
         if isinstance(node, Vector):
             return {"vector": inside(node.tree)}
-        if type(node) is dict and all(isinstance(key, str) for key in node):
+        if type(node) is dict and _is_plain(node):
             return {"dict": {key: inside(child) for key, child in node.items()}}
         if type(node) in (list, tuple):
             return {type(node).__name__: [inside(child) for child in node]}
@@ -71,12 +87,12 @@ class Wire:
             name = str(len(arrays))
             arrays[name] = np.array(node, order="C")  # a copy: what travels is no longer the sender's
             return name
-        structure = jax.tree.structure(node)
-        if structure not in self._templates:
+        kind, children = _one_level(node)
+        if kind not in self._kinds:
             raise InputError(
                 f"message: {type(node).__name__} cannot travel; use arrays, vectors, dicts and tuples of them"
             )
-        return {"template": [self._templates.index(structure), [inside(leaf) for leaf in jax.tree.leaves(node)]]}
+        return {"kind": [self._kinds.index(kind), [inside(child) for child in children]]}
 
     def _build(self, node: Any, arrays: dict[str, np.ndarray], kept: dict[int, Vector]) -> Any:
         inside = lambda child: self._build(child, arrays, kept)
@@ -103,5 +119,16 @@ class Wire:
             return [inside(child) for child in content]
         if kind == "tuple":
             return tuple(inside(child) for child in content)
-        number, leaves = content
-        return jax.tree.unflatten(self._templates[number], [inside(leaf) for leaf in leaves])
+        number, children = content
+        return jax.tree.unflatten(self._kinds[number], [inside(child) for child in children])
+
+
+def _one_level(node: Any) -> tuple[Any, list[Any]]:
+    """The kind of a node, and its children as they are."""
+    children, kind = jax.tree.flatten(node, is_leaf=lambda inner: inner is not node)
+    return kind, children
+
+
+def _is_plain(node: Any) -> bool:
+    """Whether json has the kind of a node: a list, a tuple, or a mapping from texts."""
+    return type(node) in (list, tuple) or (type(node) is dict and all(isinstance(key, str) for key in node))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -169,16 +170,27 @@ def describe(tree: Tree, name: str, arrays: dict[str, np.ndarray]) -> Any:
     """The structure of a tree in json, its arrays put into `arrays` under readable names."""
     if tree is None:
         return None
-    if isinstance(tree, dict):
-        return {"dict": {str(key): describe(child, f"{name}.{key}", arrays) for key, child in tree.items()}}
+    if isinstance(tree, dict) and all(isinstance(key, str) for key in tree):
+        return {"dict": {key: describe(child, f"{name}.{key}", arrays) for key, child in tree.items()}}
+    if isinstance(tree, dict):  # json has texts as keys: numbers stand beside what they name
+        pairs = [[key if isinstance(key, int | float) else str(key), child] for key, child in tree.items()]
+        return {"pairs": [[key, describe(child, f"{name}.{key}", arrays)] for key, child in pairs]}
     if type(tree) in (list, tuple):
         return {type(tree).__name__: [describe(child, f"{name}.{i}", arrays) for i, child in enumerate(tree)]}
     if jax.tree_util.all_leaves([tree]):
+        name = _unused(name, arrays)
         arrays[name] = np.array(tree, order="C")
         return name
-    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
+    named: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        named[_unused(jax.tree_util.keystr(path, simple=True, separator="."), named)] = leaf
     return describe(named, name, arrays)
+
+
+def _unused(name: str, used: Mapping[str, Any]) -> str:
+    """A name, or the next one like it: {"a.b": ..., "a": {"b": ...}} has two of one name."""
+    numbered = (f"{name}~{number}" for number in itertools.count(2))
+    return name if name not in used else next(other for other in numbered if other not in used)
 
 
 def rebuild(node: Any, arrays: dict[str, np.ndarray]) -> Tree:
@@ -188,5 +200,7 @@ def rebuild(node: Any, arrays: dict[str, np.ndarray]) -> Tree:
     ((kind, content),) = node.items()
     if kind == "dict":
         return {key: rebuild(child, arrays) for key, child in content.items()}
+    if kind == "pairs":
+        return {key: rebuild(child, arrays) for key, child in content}
     children = [rebuild(child, arrays) for child in content]
     return children if kind == "list" else tuple(children)
