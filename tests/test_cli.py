@@ -291,7 +291,7 @@ def test_a_task_in_a_file_is_resumed_from_anywhere(tmp_path, monkeypatch, capsys
     ("damage", "sentence"),
     [
         (lambda run: (run / "config.json").write_text("{"), "config.json in"),
-        (lambda run: (run / "result.json").write_text("{"), "the result in"),
+        (lambda run: (run / "result.json").write_text("{"), "result.json in"),
         (lambda run: (run / "state.safetensors").unlink(), "the result in"),
         (lambda run: _change(run / "config.json", clients="ten"), "it does not describe an experiment"),
     ],

@@ -19,20 +19,22 @@ ALLOWED = {
     "structs": set(),
     "vectors": set(),
     "metric": {"vectors"},
+    "own_code": {"errors"},
     "data": {"errors", "vectors"},
     "problems": {"errors", "vectors", "data"},
     "federation": {"errors", "structs", "vectors", "data", "problems"},
     "algorithms": {"errors", "vectors", "problems", "federation"},
     "engines": {"errors", "vectors", "data", "problems", "federation"},
-    "tasks": {"errors", "vectors", "metric", "data", "problems"},
+    "tasks": {"errors", "vectors", "metric", "own_code", "data", "problems"},
     "runs": {"errors", "vectors", "metric", "data", "problems", "federation", "engines", "version"},
-    "experiments": {"errors", "data", "problems", "federation", "algorithms", "runs", "tasks"},
+    "experiments": {"errors", "own_code", "data", "problems", "federation", "algorithms", "runs", "tasks"},
     "reproduce": {
         "errors", "vectors", "metric", "data", "problems", "federation", "algorithms", "runs", "tasks", "experiments",
         "version",
     },
     "cli": {
-        "errors", "data", "problems", "federation", "algorithms", "runs", "tasks", "experiments", "reproduce", "version",
+        "errors", "own_code", "data", "problems", "federation", "algorithms", "runs", "tasks", "experiments",
+        "reproduce", "version",
     },
 }
 # fmt: on

@@ -14,11 +14,12 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import rookery as rk
 from rookery.engines.eager import RemoteClient
-from rookery.runs import checkpoint
+from rookery.runs import checkpoint, fingerprint
 from rookery.runs import run as runs
 from rookery.runs.checkpoint import read_interval
 from rookery.runs.files import hold
@@ -202,6 +203,116 @@ def test_losses_of_one_name_are_told_apart_by_their_code(tmp_path):
     for other in (make(3.0, 2), make(1.0, 4)):
         with pytest.raises(rk.InputError, match=r"another (problem|losses)"):
             rk.resume(tmp_path / "run", other, method, clients, x=0.0)
+
+
+def falling(t):
+    return 0.1 / (1 + t)
+
+
+class Slow:
+    """A schedule that is no dataclass."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __call__(self, t):
+        return self.rate / (1 + t)
+
+
+def schedule(rate, power=1):
+    return (lambda t: rate / (1 + t)) if power == 1 else (lambda t: rate / (1 + t) ** 2)
+
+
+# What was run, and what must not be taken for it. Each of them once had the same fingerprint as its neighbour.
+FOREIGN = {
+    "a library's schedule": [rk.FedAvg(lr=rk.Decay(0.1)), rk.FedAvg(lr=rk.Decay(0.9, power=0))],
+    "a schedule of one's own": [rk.FedAvg(lr=schedule(0.1)), rk.FedAvg(lr=schedule(0.2)), rk.FedAvg(lr=schedule(0.1, 2))],
+    "a schedule that is a function": [rk.FedAvg(lr=falling), rk.FedAvg(lr=schedule(0.1)), rk.FedAvg(lr=0.1)],
+    "a schedule that is an object": [rk.FedAvg(lr=Slow(0.1)), rk.FedAvg(lr=Slow(0.2)), rk.FedAvg(lr=rk.Decay(0.1))],
+    "a schedule bound to an object": [rk.FedAvg(lr=Slow(0.1).__call__), rk.FedAvg(lr=Slow(0.3).__call__)],
+    "a part of a schedule": [rk.FedAvg(lr=partial(pow, 0.1)), rk.FedAvg(lr=partial(pow, 0.2))],
+    "a compiled schedule": [rk.FedAvg(lr=jax.jit(schedule(0.1))), rk.FedAvg(lr=jax.jit(schedule(0.4)))],
+    "an optimiser's switch": [
+        rk.FedAvg(lr=0.1, server=rk.ServerOptimiser(optax.sgd, learning_rate=0.1, momentum=0.9, nesterov=nesterov))
+        for nesterov in (False, True)
+    ],
+    "an optimiser": [rk.FedAvg(lr=0.1, server=rk.ServerOptimiser(made, learning_rate=0.1)) for made in (optax.sgd, optax.adam)],
+    "an optimiser of some sequences": [
+        rk.FedAvg(lr=0.1, server={"x": rk.ServerOptimiser(optax.sgd, learning_rate=0.1, nesterov=n)}) for n in (False, True)
+    ],
+    "coefficients": [rk.SimFBO(lr=0.1, coefficients=lambda k, i, t, a=a: a + 0.0 * k) for a in (1.0, 2.0)],
+    "a structural field": [rk.FedAvg(lr=0.1, normalised=n) for n in (False, True)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_nothing_foreign_is_continued(name, tmp_path):
+    first, *others = FOREIGN[name]
+    problem, clients = rk.Single(half), rk.federate([{"a": np.array([1.0, 2.0])}])
+    rk.run(problem, first, clients, x=0.0, rounds=2, checkpoints=rk.Checkpoints(tmp_path / "run", every=1))
+    assert rk.resume(tmp_path / "run", problem, first, clients, x=0.0).state.round == 2
+    for other in others:
+        with pytest.raises(
+            rk.InputError, match=r"is of a run with another (method|functions of the method); give what"
+        ):
+            rk.resume(tmp_path / "run", problem, other, clients, x=0.0)
+
+
+def test_no_foreign_sampling_is_continued(tmp_path):
+    draws = [lambda t, p=p: p + 0.0 * t for p in (0.5, 0.6)]
+    go = lambda how, p, **options: how(
+        rk.Single(half), rk.FedAvg(lr=0.1), clients, x=0.0, sampling=rk.Bernoulli(p), **options
+    )
+    clients = rk.federate([{"a": np.array([1.0, 2.0])}] * 3)
+    go(rk.run, draws[0], rounds=2, checkpoints=rk.Checkpoints(tmp_path / "run"))
+    go(partial(rk.resume, tmp_path / "run"), draws[0])
+    for other in (draws[1], 0.5):
+        with pytest.raises(rk.InputError, match=r"another (sampling|functions of the sampling)"):
+            go(partial(rk.resume, tmp_path / "run"), other)
+
+
+def test_what_cannot_be_compared_is_said(tmp_path):
+    class Opaque:
+        __slots__ = ("rate",)
+
+        def __init__(self, rate):
+            self.rate = rate
+
+        def __call__(self, t):
+            return self.rate / (1 + t)
+
+    problem, clients = rk.Single(half), rk.federate([{"a": np.array([1.0, 2.0])}])
+    method = rk.FedAvg(lr=Opaque(0.1))
+    rk.run(problem, method, clients, x=0.0, rounds=2, checkpoints=rk.Checkpoints(tmp_path / "run"))
+    with pytest.warns(rk.AdviceWarning, match=r"the functions of the method of the checkpoint .* cannot be compared"):
+        rk.resume(tmp_path / "run", problem, method, clients, x=0.0)
+
+
+def test_another_version_of_python_is_said(tmp_path, monkeypatch):
+    stopped(tmp_path / "run")
+    monkeypatch.setattr(
+        fingerprint,
+        "sys",
+        SimpleNamespace(version_info=SimpleNamespace(major=3, minor=99), modules=sys.modules, builtin_module_names=()),
+    )
+    with pytest.warns(rk.AdviceWarning, match=r"the losses, .* of the checkpoint round-000000020 cannot be compared"):
+        rk.resume(tmp_path / "run", *survivor.problem(), **survivor.options("local"))
+
+
+def test_fingerprints_are_the_same_in_every_process():
+    code = "import survivor; from rookery.runs.fingerprint import describe; p, m, c = survivor.problem(); "
+    code += "import hashlib, optax, rookery as rk; s = rk.ServerOptimiser(optax.adam, learning_rate=0.1); "
+    code += "print(hashlib.md5((describe(p, True) + describe(m, True) + describe(s, True)).encode()).hexdigest())"
+    environment = {
+        "PYTHONPATH": f"{SCRIPT.parent}:{Path(rk.__file__).parents[1]}",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONHASHSEED": "random",
+    }
+    said = {
+        subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True).stdout
+        for _ in range(2)
+    }
+    assert len(said) == 1
 
 
 def test_another_version_is_refused(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ def run(method, **options):
 
 
 BEYOND = {
-    "steps": (lambda: rk.FedAvg(lr=0.1, local_steps=2**32 + 1), "local_steps: 4294967297 was given; a whole number of at least 1, and at most 2147483647"),
+    "steps": (lambda: rk.FedAvg(lr=0.1, local_steps=2**32 + 1), "local_steps: 4294967297 was given; a whole number of at most 2147483647, rk.FixedSteps"),
     "steps that wrap to none": (lambda: rk.FedAvg(lr=0.1, local_steps=2**31), "local_steps: 2147483648 was given"),
     "steps of clients": (lambda: rk.FedAvg(lr=0.1, local_steps=rk.FixedSteps([1, 2**32 + 1])), "local_steps: 4294967297 was given; numbers of steps are whole, from 1 to"),
     "random steps": (lambda: rk.FedAvg(lr=0.1, local_steps=rk.RandomSteps(1, 2**31)), "RandomSteps(1, 2147483648) was given"),

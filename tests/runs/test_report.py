@@ -267,7 +267,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 def test_files_that_cannot_be_read_are_refused(tmp_path):
     folder = make_run(tmp_path / "one")
     (folder / "config.json").write_text("{")
-    with pytest.raises(rk.InputError, match=r"runs: '.*config.json' cannot be read: Expecting"):
+    with pytest.raises(rk.InputError, match=r"runs: config.json in '.*' is damaged: Expecting"):
         write_report([folder], tmp_path / "report.html")
     (folder / "config.json").write_text("[1]")
     with pytest.raises(rk.InputError, match=r"runs: '.*config.json' holds a list; a JSON object is needed"):

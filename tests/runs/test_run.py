@@ -207,3 +207,39 @@ def test_tables_read_like_mappings():
     assert repr(table).splitlines()[0].split() == ["a", "b", "c"]
     with pytest.raises(KeyError, match="there is no column 'd'"):
         table["d"]
+
+
+def doubling(**options):
+    """x doubles in every round, and single precision ends after 127 of them."""
+    clients = rk.federate([{"a": np.array([1.0])}])
+    problem = rk.Single(lambda x, e: -0.5 * x**2 * e["a"])
+    return (
+        problem,
+        rk.FedAvg(lr=1.0),
+        clients,
+        {"x": 1.0, "rounds": 300, "metrics": lambda z: {"size": jnp.abs(z.x)}} | options,
+    )
+
+
+@pytest.mark.parametrize("every", [1, 7, 100, 300])
+@pytest.mark.parametrize("engine", ["local", "eager", "sweep"])
+def test_a_target_that_is_met_before_a_run_diverges_ends_it_on_every_engine(engine, every):
+    """The last good state is what counts, whether the rounds after it were run in the same chunk or not."""
+    *given, options = doubling(every=every, stop={"size": 1e38})
+    if engine == "sweep":
+        (result,) = rk.sweep(*given, over={"seed": [0]}, **options).results
+    else:
+        result = rk.run(*given, engine=engine, **options)
+    assert (result.status, result.divergence) == ("stopped", None)
+    assert result.x >= 1e38
+
+
+@pytest.mark.parametrize("engine", ["local", "eager", "sweep"])
+@pytest.mark.filterwarnings("ignore::rookery.DivergenceWarning")
+def test_a_target_that_is_not_met_does_not_hide_a_divergence(engine):
+    *given, options = doubling(every=100, stop={"size": 3.3e38})
+    if engine == "sweep":
+        (result,) = rk.sweep(*given, over={"seed": [0]}, **options).results
+    else:
+        result = rk.run(*given, engine=engine, **options)
+    assert result.status == "diverged" and result.divergence.round == 128

@@ -175,7 +175,10 @@ def test_a_task_of_ones_own_is_found_by_its_file(tmp_path):
         (f"{path}:Half", "task: Half in own.py has no assemble and no batch_size; a task is a dataclass with"),
         (f"{path}:Plain", "task: Plain in own.py is no dataclass"),
         (f"{tmp_path / 'none.py'}:Mine", "none.py' was given; there is no such file"),
-        (f"{tmp_path / 'bad.py'}:Mine", "task: bad.py fails when it is read, with ZeroDivisionError: division by zero"),
+        (
+            f"{tmp_path / 'bad.py'}:Mine",
+            "task: bad.py, when it is read, fails, with ZeroDivisionError: division by zero",
+        ),
         ("hyperrepp", "task: 'hyperrepp' is not known .did you mean 'hyperrep'"),
     ]:
         with pytest.raises(rk.InputError, match=sentence):

@@ -39,7 +39,7 @@ def check_coefficients(coefficients: Any, steps: Work, population: int) -> None:
         return
     if isinstance(coefficients, CoefficientFunction):
         with failing("coefficients: the function of a traced (k, client, round)"):
-            given = jax.eval_shape(coefficients.function, *[jnp.int32(0)] * 3)
+            given = jax.eval_shape(lambda *at: coefficients.function(*at), *[jnp.int32(0)] * 3)
         if getattr(given, "shape", None) != ():
             raise InputError(f"coefficients: the function gives {given}; one number is needed")
         return

@@ -19,11 +19,21 @@ from rookery.data.catalogue import load
 from rookery.data.partitions import class_counts, parse
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError
 from rookery.experiments import compare as comparing
-from rookery.experiments.experiment import Experiment, Options, Surroundings, has_ended, launch, read_experiment
+from rookery.experiments.experiment import (
+    Experiment,
+    Options,
+    Surroundings,
+    essential,
+    has_ended,
+    launch,
+    read_config,
+    read_experiment,
+)
 from rookery.experiments.experiment import resume_folder as resume_run
+from rookery.own_code import file_and_class, full_name
 from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
-from rookery.runs.files import hold, write_text
+from rookery.runs.files import LOCK, hold, read_json, write_text
 from rookery.runs.folder import make_folder
 from rookery.runs.plot import plot_counts
 from rookery.runs.progress import Bars
@@ -71,6 +81,10 @@ def resume(arguments: list[str], console: Console) -> int:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise InputError("resume: the folder of one run is needed, as in: rookery resume runs/mine")
     folder = Path(arguments[0])
+    name = str(read_config(folder).get("task_name"))
+    if (own := file_and_class(name)) is not None:
+        said = f"this runs the code in {own[0]}, if its sha256 is the one that the run recorded"
+        console.print(said, markup=False, soft_wrap=True)
     experiment = read_experiment(folder)
     if has_ended(folder):
         console.print(f"{folder} has ended; there is nothing to go on with", markup=False, soft_wrap=True)
@@ -79,12 +93,6 @@ def resume(arguments: list[str], console: Console) -> int:
     with watched(experiment, console) as callbacks:
         result, _ = resume_run(folder, callbacks)
     return _conclude(console, experiment.method_name, result, folder)
-
-
-def full_name(task: str) -> str:
-    """A task's name; of one in a file with the whole path, so that it is found from everywhere."""
-    path, colon, cls = task.rpartition(":")
-    return f"{Path(path).resolve()}:{cls}" if colon and path.endswith(".py") else task
 
 
 @contextlib.contextmanager
@@ -167,16 +175,12 @@ def compare(arguments: list[str], console: Console) -> int:
         method = parse_method(label, task)
         experiments[label] = Experiment(task_name, filled.task, label, method, Options(**shared))
     comparing.check(options.exchanges, options.seeds, options.tune_budget)
-    folder = options.out or make_folder(f"compare_{Path(task_name).stem}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"out: {str(folder)!r} cannot be written: {error.strerror}") from error
-    say = lambda text: console.print(text, markup=False, soft_wrap=True)
     budget = options.tune_budget if options.tune_budget is not None else (0.0 if options.tune else None)
-    asked = {"task": task_name, "methods": labels, "exchanges": options.exchanges, "seeds": options.seeds}
-    with hold(folder, "out"), _sentences(console), Bars(console) as bars:
-        _same_comparison(folder / "compare.json", asked)
+    asked = {"methods": labels, "exchanges": options.exchanges, "seeds": options.seeds, "tune_budget": budget}
+    asked |= {"task": task_name, "task_options": dataclasses.asdict(filled.task), **shared, "target": None}
+    folder = options.out or make_folder(f"compare_{Path(task_name).stem}")
+    say = lambda text: console.print(text, markup=False, soft_wrap=True)
+    with _comparison_folder(folder, essential(asked)), _sentences(console), Bars(console) as bars:
         try:
             outcome = comparing.compare(
                 experiments,
@@ -201,16 +205,34 @@ def compare(arguments: list[str], console: Console) -> int:
     return 0
 
 
-def _same_comparison(path: Path, asked: dict[str, Any]) -> None:
-    """Refuses the folder of another comparison, whose table and page would be overwritten."""
-    if path.is_file():
-        kept = json.loads(path.read_text())
-        different = [name for name in asked if kept.get(name) != asked[name]]
-        if different:
-            raise InputError(
-                f"out: {str(path.parent)!r} holds a comparison with other {different[0]}; give another folder"
-            )
-    write_text(path, json.dumps(asked))
+@contextlib.contextmanager
+def _comparison_folder(folder: Path, asked: dict[str, Any]) -> Iterator[None]:
+    """Holds the folder of a comparison. That of another one, whose table would be overwritten, is refused; and one that
+    is refused before it has begun leaves nothing."""
+    path, there = folder / "compare.json", folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"out: {str(folder)!r} cannot be written: {error.strerror}") from error
+    with hold(folder, "out"):
+        known = path.is_file()
+        if known:
+            kept = read_json(path, "out", "; give another folder")
+            if different := [name for name in asked if kept.get(name) != asked[name]]:
+                shown = different[0].replace("_", " ")
+                raise InputError(f"out: {str(folder)!r} holds a comparison with other {shown}; give another folder")
+        else:
+            write_text(path, json.dumps(asked, indent=1))
+        try:
+            yield
+        except BaseException:
+            if not known and not any(child.is_dir() for child in folder.iterdir()):
+                path.unlink(missing_ok=True)
+            raise
+        finally:
+            nothing = not there and not any(child.name != LOCK for child in folder.iterdir())
+    if nothing:
+        folder.rmdir()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pickle
 import struct
 import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path, PurePosixPath
@@ -319,6 +319,12 @@ class _PlainUnpickler(pickle._Unpickler):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch needs")
         return self.ADMITTED[module, name]
 
+    stack: list[Any]  # what has been read, and how the original goes on with it
+    load_build: Callable[[], None]
+    load_setitem: Callable[[], None]
+    load_setitems: Callable[[], None]
+    load_dict: Callable[[], None]
+
     def _build(self) -> None:
         if not isinstance(self.stack[-2], _Recipe):
             raise pickle.UnpicklingError("it sets the attributes of something that has none")
@@ -340,7 +346,7 @@ class _PlainUnpickler(pickle._Unpickler):
         if not all(isinstance(key, str | bytes) for key in keys):
             raise pickle.UnpicklingError("it has a key that is no text")
 
-    dispatch: ClassVar = {
+    dispatch: ClassVar[Any] = {
         **{code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) not in _NEEDLESS},
         pickle.BUILD[0]: _build,
         pickle.SETITEM[0]: _setitem,

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from rookery.data.federated import shard
 from rookery.engines.base import Advance, Carry, Inputs, Setup, non_finite
-from rookery.errors import InputError
 from rookery.federation import counts
 from rookery.federation.client import Call, Record, Setting, answer
 from rookery.federation.cohort import Cohort
@@ -21,6 +20,7 @@ from rookery.federation.keys import exchange_key, round_key, sampling_key
 from rookery.federation.ledger import ORACLES, Ledger, Tally, Totals
 from rookery.federation.replies import summands
 from rookery.federation.sampling import Members
+from rookery.federation.steps import check_count
 from rookery.vectors import row
 
 
@@ -40,8 +40,8 @@ class Local:
 
     def program(self, setup: Setup) -> Program:
         """The program that runs a setup."""
-        if self.at_once is not None and self.at_once < 1:
-            raise InputError(f"at_once: {self.at_once} was given; at least 1 is needed")
+        if self.at_once is not None:
+            check_count("at_once", self.at_once)
         default = 1 if jax.default_backend() == "cpu" else setup.setting.population
         return Program(setup.setting, self.at_once or default)
 

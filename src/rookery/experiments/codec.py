@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from types import ModuleType
-from typing import Any
+from collections.abc import Mapping
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import jax
 import numpy as np
@@ -29,6 +30,34 @@ def _dataclasses(module: ModuleType) -> dict[str, type[Any]]:
 MODULES = (drift, estimators, rates, server, steps, sets)
 PARTS: dict[str, type[Any]] = {name: item for module in MODULES for name, item in _dataclasses(module).items()}
 PARTS |= {row.method.__name__: row.method for row in METHODS.values()}
+
+
+def build(cls: type[Any], fields: Mapping[str, Any]) -> Any:
+    """A dataclass of plain values from json, which has lists for tuples; refuses values that its fields do not take."""
+    hints = get_type_hints(cls)
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    for name, value in values.items():
+        if name in hints and not _fits(value, hints[name]):
+            raise TypeError(f"{name} is {value!r}")
+    return cls(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value is of a declared type; of a type that json does not have, it may be."""
+    if hint in (int, bool, str, tuple):
+        return type(value) is hint
+    if hint is float:
+        return type(value) in (int, float)
+    if hint is None or hint is NoneType:
+        return value is None
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in arguments
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in arguments)
+    if origin is tuple:
+        return type(value) is tuple and all(_fits(item, arguments[0]) for item in value)
+    return True
 
 
 def encode(value: Any, name: str = "method") -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from rookery.errors import InputError
 from rookery.experiments.experiment import CONFIG, Callback, Experiment, essential, launch, read_config, resume_folder
 from rookery.experiments.tune import HALVING, Cost, Tuning, probe, tune
-from rookery.runs.files import slug, write_text
+from rookery.runs.files import read_json, slug, undamaged, write_text
 from rookery.runs.table import Table
 
 # What methods are compared by: a column of the history (bytes go both ways), its name, and what one unit is.
@@ -221,9 +221,10 @@ def _tune_once(experiment: Experiment, budget: float, path: Path, say: Callable[
     """Tunes, or takes what was found for the same experiment and budget before."""
     asked = essential(experiment.to_json() | {"budget": budget})
     if path.is_file():
-        kept = json.loads(path.read_text())
-        if kept["asked"] == asked:
-            return Tuning.from_json(kept)
+        kept = read_json(path, "out", "; remove it, and it is tuned again")
+        with undamaged(path, "out", "; remove it, and it is tuned again"):
+            if kept["asked"] == asked:
+                return Tuning.from_json(kept)
     tuning = tune(experiment, budget, say)
     write_text(path, json.dumps({"asked": asked, **tuning.to_json()}, indent=1))
     return tuning

@@ -17,19 +17,20 @@ from typing import Any, Literal
 
 from rookery.data.partitions import parse
 from rookery.errors import InputError
-from rookery.experiments.codec import decode, encode
+from rookery.experiments.codec import build, decode, encode
 from rookery.federation.sampling import All, Uniform
-from rookery.runs.checkpoint import PLAN, Checkpoints, latest_round
-from rookery.runs.files import write_text
-from rookery.runs.folder import open_folder, versions, write_results
-from rookery.runs.result import Result
+from rookery.own_code import source_hash
+from rookery.runs.checkpoint import Checkpoints, Continued, latest_round
+from rookery.runs.files import read_json, write_text
+from rookery.runs.folder import HistoryFile, open_folder, versions, write_results
+from rookery.runs.result import HISTORY, RESULT, Result
 from rookery.runs.run import Interrupted, run
 from rookery.runs.run import resume as resume_run
-from rookery.runs.table import Table
 from rookery.tasks.base import Assembly
 from rookery.tasks.registry import find_task
 
-CONFIG, CHECKPOINTS, HISTORY = "config.json", "checkpoints", "history.csv"
+CONFIG, CHECKPOINTS = "config.json", "checkpoints"
+SOURCE = "task_source"  # where a configuration has the digest of a task's file
 
 Callback = Callable[[int, dict], Any]
 
@@ -118,9 +119,11 @@ class Experiment:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that makes the experiment again."""
+        """Everything that makes the experiment again; of a task of the user's own also a digest of its file."""
+        source = source_hash(self.task_name, "task")
         return {
             "task_name": self.task_name,
+            **({} if source is None else {SOURCE: source}),
             "task": dataclasses.asdict(self.task),
             "method_name": self.method_name,
             "method": encode(self.method),
@@ -129,18 +132,22 @@ class Experiment:
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> Experiment:
-        """What `to_json` gave."""
+        """What `to_json` gave; the file of a task of the user's own is run if it is what it was, and refused if not."""
         try:
-            options = Options(**{field.name: config[field.name] for field in dataclasses.fields(Options)})
-            for field in dataclasses.fields(Options):
-                kept = getattr(options, field.name)
-                if field.default is not None and type(kept) is not type(field.default):
-                    raise TypeError(f"{field.name} is {kept!r}")
-            task = find_task(config["task_name"])
-            fields = {key: tuple(item) if isinstance(item, list) else item for key, item in config["task"].items()}
-            method = decode(config["method"])
-            return cls(config["task_name"], task(**fields), config["method_name"], method, options)
-        except (KeyError, TypeError) as error:
+            options = build(Options, {field.name: config[field.name] for field in dataclasses.fields(Options)})
+            name, method_name = config["task_name"], config["method_name"]
+            if not (isinstance(name, str) and isinstance(method_name, str)):
+                raise TypeError(f"task_name and method_name are {name!r} and {method_name!r}")
+            if source_hash(name, "task") != config.get(SOURCE):
+                path = name.rpartition(":")[0]
+                raise InputError(
+                    f"config: {path!r} is not the file that this run was made with, for its sha256 is not the recorded "
+                    "one; bring that file back, or begin the run again"
+                )
+            return cls(name, build(find_task(name), config["task"]), method_name, decode(config["method"]), options)
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise InputError(f"config: it does not describe an experiment of this version: {error}") from None
 
 
@@ -207,23 +214,19 @@ def resume_folder(
         return Result.load(path), path
     with open_folder(path, "", existing=True):
         assembly = experiment.assemble()
-        begun = (path / CHECKPOINTS / PLAN).is_file()
-        if not begun:  # stopped before it wrote anything
-            shutil.rmtree(path / CHECKPOINTS, ignore_errors=True)
-        result = _go(experiment, assembly, path, callbacks, resumed=begun)
+        result = _go(experiment, assembly, path, callbacks, resumed=True)
         _finish(path, result, experiment, assembly)
     return result, path
 
 
 def _go(experiment: Experiment, assembly: Assembly, folder: Path, callbacks: Any, resumed: bool) -> Result:
     """The run itself, until it ends or is interrupted."""
-    options, checkpoints = experiment.options, folder / CHECKPOINTS
+    options, history = experiment.options, HistoryFile(folder / HISTORY)
     arguments: dict[str, Any] = experiment.arguments(assembly)
-    arguments["callbacks"] = [_kept_history(folder), *(callbacks(folder) if callbacks else ())]
+    arguments["callbacks"] = [history, *(callbacks(folder) if callbacks else ())]
+    where = (folder / CHECKPOINTS, options.checkpoint_every, options.keep)
+    plan = Continued(*where, begin=history.begin) if resumed else Checkpoints(*where)
     try:
-        if resumed:
-            return resume_run(checkpoints, method=experiment.method, **arguments)
-        plan = Checkpoints(checkpoints, options.checkpoint_every, options.keep)
         return run(
             method=experiment.method, rounds=options.rounds, every=options.every, checkpoints=plan, **arguments
         )  # fmt: skip
@@ -235,32 +238,15 @@ def _go(experiment: Experiment, assembly: Assembly, folder: Path, callbacks: Any
 
 def has_ended(folder: Path) -> bool:
     """Whether a run's folder holds its results, and nothing to go on from."""
-    return (folder / "result.json").is_file() and not (folder / CHECKPOINTS).is_dir()
-
-
-def _kept_history(folder: Path) -> Callback:
-    """Keeps history.csv up to date while a run goes on, so that it can be looked at."""
-    path = folder / HISTORY
-
-    def keep(round: int, row: dict) -> None:
-        before = [old for old in Table.from_csv(path).rows if old["round"] < round] if path.is_file() else []
-        Table([*before, row]).to_csv(path)
-
-    return keep
+    return (folder / RESULT).is_file() and not (folder / CHECKPOINTS).is_dir()
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """What a run's folder says of the run."""
     path = Path(folder) / CONFIG
-    try:
-        config = json.loads(path.read_text())
-    except OSError:
-        raise InputError(f"run: {str(folder)!r} holds no {CONFIG}; the folder of a run is needed") from None
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
-        raise InputError(f"run: {CONFIG} in {str(folder)!r} is damaged; begin the run again")
-    return config
+    if not path.is_file():
+        raise InputError(f"run: {str(folder)!r} holds no {CONFIG}; the folder of a run is needed")
+    return read_json(path, "run", "; begin the run again")
 
 
 def read_experiment(folder: str | Path) -> Experiment:

@@ -193,7 +193,7 @@ class Rates:
 def _at_first(argument: str, schedule: Callable[[Any], Any]) -> Any:
     """What a schedule gives in the first round, once it is seen to give one number of a round that is traced."""
     with failing(f"{argument}: the schedule, of a traced round,"):
-        traced = jax.eval_shape(schedule, jnp.int32(0))
+        traced = jax.eval_shape(lambda t: schedule(t), jnp.int32(0))
         now = schedule(0)
     if not isinstance(now, PerClient) and getattr(traced, "shape", None) != ():
         raise InputError(f"{argument}: the schedule gives {traced} of a round; one number is needed")

@@ -111,7 +111,7 @@ def check_steps(argument: str, steps: Any, population: int, epochs: bool = False
         steps.check(argument, population)
     elif not is_count(steps):
         others = "rk.FixedSteps, rk.RandomSteps or rk.Epochs" if epochs else "rk.FixedSteps or rk.RandomSteps"
-        raise InputError(f"{argument}: {steps!r} was given; {_COUNT}, {others} is needed")
+        raise InputError(f"{argument}: {steps!r} was given; {_count_for(steps)}, {others} is needed")
 
 
 def bind_steps(steps: Any) -> Any:
@@ -119,13 +119,15 @@ def bind_steps(steps: Any) -> Any:
     return FixedSteps(np.asarray(steps.steps)) if isinstance(steps, FixedSteps) else steps
 
 
-_COUNT = f"a whole number of at least 1, and at most {LARGEST}"
-
-
 def check_count(argument: str, value: Any) -> None:
     """Refuses what is not a whole number of at least 1 that a program can hold."""
     if not is_count(value):
-        raise InputError(f"{argument}: {value!r} was given; {_COUNT}, is needed")
+        raise InputError(f"{argument}: {value!r} was given; {_count_for(value)} is needed")
+
+
+def _count_for(value: Any) -> str:
+    too_large = is_whole(value) and int(value) > LARGEST
+    return f"a whole number of at {f'most {LARGEST}' if too_large else 'least 1'}"
 
 
 def is_count(value: Any) -> bool:

@@ -20,7 +20,7 @@ from rookery.experiments.experiment import essential
 from rookery.experiments.tune import Tuning, choose
 from rookery.metric import split
 from rookery.reproduce.study import Cell, Done, Study
-from rookery.runs.files import slug, write_text
+from rookery.runs.files import read_json, slug, undamaged, write_text
 from rookery.runs.run import run as run_once
 from rookery.runs.sweep import sweep
 from rookery.runs.table import Table
@@ -113,14 +113,17 @@ def _asked(cell: Cell, seeds: int) -> dict[str, Any]:
 def _read(path: Path, cell: Cell, asked: Mapping[str, Any]) -> Done | None:
     if not path.is_file():
         return None
-    kept = json.loads(path.read_text())
-    # An option that a task did not have then had the value that is its default now.
-    task = json.loads(json.dumps(dataclasses.asdict(type(cell.experiment.task)()))) | kept["asked"]["task"]
-    if essential(kept["asked"] | {"task": task}) != asked:
-        return None
-    histories = [Table([dict(zip(kept["columns"], row)) for row in rows]) for rows in kept["histories"]]
-    tuning = Tuning.from_json(kept["tuning"]) if "tuning" in kept else None
-    return Done(cell, histories, kept["seconds"], kept["commit"], kept["device"], tuning)
+    again = "; remove it, and the cell is run again"
+    kept = read_json(path, "cell", again)
+    with undamaged(path, "cell", again):
+        # An option that a task did not have then had the value that is its default now.
+        task = json.loads(json.dumps(dataclasses.asdict(type(cell.experiment.task)()))) | kept["asked"]["task"]
+        if essential(kept["asked"] | {"task": task}) != asked:
+            return None
+        columns = kept["columns"]
+        histories = [Table([dict(zip(columns, row, strict=True)) for row in rows]) for rows in kept["histories"]]
+        tuning = Tuning.from_json(kept["tuning"]) if "tuning" in kept else None
+        return Done(cell, histories, float(kept["seconds"]), str(kept["commit"]), str(kept["device"]), tuning)
 
 
 def _write(path: Path, done: Done, asked: Mapping[str, Any]) -> None:

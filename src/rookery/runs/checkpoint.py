@@ -7,13 +7,12 @@ state, every client's record, the key) and checkpoint.json (the history, the led
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import re
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,23 @@ from safetensors import numpy as safetensors
 
 from rookery.errors import AdviceWarning, InputError, StorageError
 from rookery.federation.steps import check_count, is_count
-from rookery.runs.files import hold, refuse_used, remove_folder, remove_leftovers, write_folder, write_text
-from rookery.runs.fingerprint import difference
+from rookery.runs.files import (
+    checksum,
+    hold,
+    read_json,
+    refuse_used,
+    remove_folder,
+    remove_leftovers,
+    undamaged,
+    write_folder,
+    write_text,
+)
+from rookery.runs.fingerprint import difference, uncompared
 from rookery.runs.result import RunState
 from rookery.runs.table import Table
 from rookery.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 PLAN, STATE, DESCRIPTION = "run.json", "state.safetensors", "checkpoint.json"
 SLACK = 2**20  # bytes that must be free beyond the checkpoints themselves
 
@@ -56,24 +65,24 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Continued(Checkpoints):
-    """The checkpoints of a run that goes on from the newest of them."""
+    """The checkpoints of a run that goes on from the newest of them; `begin` is told the history it has by then."""
+
+    begin: Callable[[Table], Any] = lambda history: None
 
 
 def read_plan(path: str | Path) -> tuple[Continued, dict[str, int]]:
     """What a run with checkpoints in a folder was asked to do: its plan, and its `rounds` and `every`."""
     folder = Path(path)
-    try:
-        plan = json.loads((folder / PLAN).read_text())
+    if not (folder / PLAN).is_file():
+        lost = f"has checkpoints, and its {PLAN} is missing" if _found(folder) else "holds no checkpoints"
+        raise InputError(f"path: {str(path)!r} {lost}; the folder of a run that wrote some is needed")
+    plan = read_json(folder / PLAN, "path", "; begin the run again in a new folder")
+    with undamaged(folder / PLAN, "path"):
         _check_version(folder, plan)
-        return Continued(folder, plan["checkpoint_every"], plan["keep"]), {k: plan[k] for k in ("rounds", "every")}
-    except OSError:
-        raise InputError(
-            f"path: {str(path)!r} holds no checkpoints; the folder of a run that wrote some is needed"
-        ) from None
-    except (ValueError, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"path: {PLAN} in {str(path)!r} cannot be read; begin the run again in a new folder") from None
+        asked = {name: plan[name] for name in ("rounds", "every")}
+        for name, number in asked.items():
+            check_count(name, number)
+        return Continued(folder, plan["checkpoint_every"], plan["keep"]), asked
 
 
 @contextlib.contextmanager
@@ -88,21 +97,24 @@ def open_checkpoints(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"{argument}: {str(folder)!r} cannot be written: {error.strerror}") from error
+    described = {
+        "format": FORMAT,
+        "version": __version__,
+        "checkpoint_every": plan.every,
+        "keep": plan.keep,
+        **asked,
+    }
     with hold(folder, argument):
         saver = Saver(plan, fingerprint)
         if isinstance(plan, Continued):
             previous = newest(folder, fingerprint)
+            plan.begin(Table() if previous is None else previous.history)
+            if not (folder / PLAN).is_file():
+                write_text(folder / PLAN, json.dumps(described, indent=1))
             saver.last = None if previous is None else previous.state.round
             yield saver, previous
             return
         refuse_used(folder, argument)
-        described = {
-            "format": FORMAT,
-            "version": __version__,
-            "checkpoint_every": plan.every,
-            "keep": plan.keep,
-            **asked,
-        }
         try:
             write_text(folder / PLAN, json.dumps(described, indent=1))
             yield saver, None
@@ -186,8 +198,8 @@ class Saver:
 
         def write(folder: Path) -> None:
             safetensors.save_file(state.arrays(), folder / STATE)
-            text = json.dumps(description | {STATE: _checksum((folder / STATE).read_bytes())})
-            (folder / DESCRIPTION).write_text(json.dumps({"checksum": _checksum(text.encode()), "content": text}))
+            text = json.dumps(description | {STATE: checksum((folder / STATE).read_bytes())})
+            (folder / DESCRIPTION).write_text(json.dumps({"checksum": checksum(text.encode()), "content": text}))
 
         try:
             if target.exists():  # of an earlier life of this run, and damaged
@@ -230,6 +242,13 @@ def newest(folder: Path, fingerprint: Mapping[str, str]) -> Checkpoint | None:
                 f"path: the checkpoint {path.name} in {str(folder)!r} is of a run with another {part}; give what that "
                 "run was given"
             )
+        if parts := uncompared(stored, fingerprint):
+            warnings.warn(
+                f"the {', '.join(parts)} of the checkpoint {path.name} cannot be compared with what is given now; they "
+                "must be the same, or the run goes on as another",
+                AdviceWarning,
+                2,
+            )
         for path in damaged:  # so that it does not count as one of those that are kept
             remove_folder(path)
         return checkpoint
@@ -256,13 +275,13 @@ def _read(path: Path) -> tuple[Checkpoint, dict[str, str]]:
     try:
         outer = json.loads((path / DESCRIPTION).read_text())
         text, expected, state = outer["content"], outer["checksum"], (path / STATE).read_bytes()
-        if expected != _checksum(text.encode()):
+        if expected != checksum(text.encode()):
             raise _Damaged(f"{DESCRIPTION} does not match its checksum")
         content = json.loads(text)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _Damaged(f"{DESCRIPTION} or {STATE} cannot be read: {type(error).__name__}") from None
     _check_version(path, content)
-    if content[STATE] != _checksum(state):
+    if content[STATE] != checksum(state):
         raise _Damaged(f"{STATE} does not match its checksum")
     history = Table(content["history"]["rows"])
     history.columns = list(content["history"]["columns"])
@@ -276,7 +295,3 @@ def _check_version(path: Path, content: Mapping[str, Any]) -> None:
             f"path: {str(path)!r} was written by rookery {content['version']} (format {content['format']}); this is "
             f"{__version__} (format {FORMAT}), which may not go on bit for bit; resume it with that version"
         )
-
-
-def _checksum(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

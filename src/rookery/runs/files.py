@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -57,6 +59,38 @@ def write_text(path: Path, text: str) -> None:
     """Writes a file, whole or not at all, and the folder it is in where that is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fill_folder(path.parent, lambda aside: (aside / path.name).write_text(text), last=path.name)
+
+
+def read_json(path: Path, argument: str, what: str = "") -> dict[str, Any]:
+    """What a file of ours says, a json object; one that cannot be read is refused. `what` says what to do then."""
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"{argument}: {str(path)!r} cannot be read: {error.strerror}{what}") from None
+    except (ValueError, RecursionError) as error:
+        content, reason = None, str(error).split("\n")[0] if isinstance(error, ValueError) else "too deep"
+    else:
+        reason = f"it holds a {type(content).__name__} and no object"
+    if not isinstance(content, dict):
+        raise InputError(f"{argument}: {path.name} in {str(path.parent)!r} is damaged: {reason}{what}")
+    return content
+
+
+@contextlib.contextmanager
+def undamaged(path: Path, argument: str, what: str = "") -> Iterator[None]:
+    """Around what reads the content of a file of ours: that something in it is not as we write it is one sentence."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).split("\n")[0]
+        raise InputError(f"{argument}: {path.name} in {str(path.parent)!r} is damaged: {reason}{what}") from None
+
+
+def checksum(content: bytes) -> str:
+    """What tells a file from a damaged one."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def slug(name: str) -> str:

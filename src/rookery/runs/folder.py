@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
-from rookery.errors import InputError
+from rookery.errors import InputError, StorageError
 from rookery.runs.files import fill_folder, hold, refuse_used, remove_leftovers
 from rookery.runs.plot import plot_histories
-from rookery.runs.result import Result
+from rookery.runs.result import RESULT, Result
+from rookery.runs.table import Table
 from rookery.version import __version__
 
 
@@ -66,6 +69,37 @@ def open_folder(folder: Path | None, name: str, existing: bool = False) -> Itera
         yield folder
 
 
+class HistoryFile:
+    """history.csv while a run goes on, so that it can be looked at: a callback that adds a line at every evaluation.
+
+    A process that is killed may leave a part of a line. Who goes on says with `begin` what there was before.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.columns: list[str] = []
+
+    def begin(self, history: Table) -> None:
+        """Writes a history in the place of whatever there is, whole or not at all; of no rows, nothing."""
+        self.columns = list(history.columns)
+        if not history.rows:
+            self.path.unlink(missing_ok=True)
+            return
+        fill_folder(self.path.parent, lambda aside: history.to_csv(aside / self.path.name), last=self.path.name)
+
+    def __call__(self, round: int, row: dict[str, Any]) -> None:
+        line = Table([row])
+        line.columns = self.columns = self.columns or line.columns
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        try:
+            with open(self.path, "a", newline="") as file:
+                line.write_into(file, header=not size)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, size)
+            raise StorageError(f"history: {str(self.path)!r} cannot be written: {error.strerror}") from error
+
+
 def write_results(folder: Path, result: Result, label: str, metric: str) -> None:
     """Writes what came of a run into its folder, each file whole or not at all, result.json last.
 
@@ -78,4 +112,4 @@ def write_results(folder: Path, result: Result, label: str, metric: str) -> None
         if metric in result.history:
             plot_histories({label: result.history}, metric, aside / "plot.png")
 
-    fill_folder(folder, write, last="result.json")
+    fill_folder(folder, write, last=RESULT)

@@ -13,7 +13,7 @@ import numpy as np
 
 from rookery.data.federated import BOTH, Clients, Split, cast, example_shape
 from rookery.engines.base import Inputs, Setup, initial_carry
-from rookery.errors import AdviceWarning, InputError, unknown
+from rookery.errors import AdviceWarning, InputError, failing, unknown
 from rookery.federation.client import Setting, project
 from rookery.federation.keys import run_key, start_key
 from rookery.federation.method import Plan, bind
@@ -189,7 +189,8 @@ def _initial(
                     if name in problem.local
                     else (start_key(key, 0),)
                 )
-                value = value(*own)
+                with failing(f"{name}: the function of {'a key and data' if len(own) > 1 else 'a key'}"):
+                    value = value(*own)
             trees[name] = _floats(name, value, dtype)
         complete = problem.complete(Values({n: trees[n] for n in trees if n in problem.given}), example)
         for name, tree in trees.items():

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rookery.errors import InputError
+from rookery.runs.files import read_json
 from rookery.runs.table import COST
 from rookery.version import __version__
 
@@ -149,21 +150,13 @@ def _number(text: str) -> float | None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """What a file of a run folder says; nothing, when it is not there."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"runs: {str(path)!r} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"runs: {str(path)!r} holds a {type(content).__name__}; a JSON object is needed")
-    return content
+    return read_json(path, "runs") if path.is_file() else {}
 
 
 def _status(result: dict[str, Any]) -> str:
     status = str(result.get("status", UNFINISHED))
     divergence = result.get("divergence")
-    return f"{status} in round {divergence['round']}" if isinstance(divergence, dict) else status
+    return f"{status} in round {divergence.get('round')}" if isinstance(divergence, dict) else status
 
 
 def falling(metric: str, runs: Sequence[Recorded] = ()) -> bool:

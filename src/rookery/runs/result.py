@@ -17,11 +17,13 @@ from safetensors import numpy as safetensors
 from rookery.engines.base import Carry
 from rookery.errors import InputError
 from rookery.federation.ledger import Ledger
-from rookery.runs.files import write_folder
+from rookery.runs.files import checksum, read_json, undamaged, write_folder
 from rookery.runs.table import Table
 from rookery.vectors import Tree, Values, row
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # those of format 1 have no checksums
+HISTORY, SEQUENCES, STATE, RESULT = "history.csv", "sequences.safetensors", "state.safetensors", "result.json"
 
 
 @dataclass(frozen=True)
@@ -125,32 +127,45 @@ class Result:
             "clients": len(self.local),
             **self.state.describe(),
         }
-        self.history.to_csv(folder / "history.csv")
-        safetensors.save_file(arrays, folder / "sequences.safetensors")
-        safetensors.save_file(self.state.arrays(), folder / "state.safetensors")
-        (folder / "result.json").write_text(json.dumps(description, indent=1))
+        self.history.to_csv(folder / HISTORY)
+        safetensors.save_file(arrays, folder / SEQUENCES)
+        safetensors.save_file(self.state.arrays(), folder / STATE)
+        files = (HISTORY, SEQUENCES, STATE)
+        description["checksums"] = {name: checksum((folder / name).read_bytes()) for name in files}
+        (folder / RESULT).write_text(json.dumps(description, indent=1))
 
     @classmethod
     def load(cls, path: str | Path) -> Result:
         """Reads what `save` wrote. Pytrees of classes of one's own come back as dicts."""
         folder = Path(path)
-        if not (folder / "result.json").is_file():
+        if not (folder / RESULT).is_file():
             raise InputError(f"path: {str(path)!r} holds no result; a folder written by Result.save is needed")
+        description = read_json(folder / RESULT, "path")
+        with undamaged(folder / RESULT, "path"):
+            return cls._read(folder, description)
+
+    @classmethod
+    def _read(cls, folder: Path, description: Mapping[str, Any]) -> Result:
+        if description["format"] not in READABLE:
+            raise InputError(
+                f"path: {str(folder)!r} is of format {description['format']!r}; this version reads {FORMAT}"
+            )
         try:
-            description = json.loads((folder / "result.json").read_text())
-            arrays = safetensors.load_file(folder / "sequences.safetensors")
-            stored = safetensors.load_file(folder / "state.safetensors")
-        except (OSError, ValueError, SafetensorError) as error:
-            raise InputError(f"path: the result in {str(path)!r} is damaged: {error}") from None
-        if description["format"] != FORMAT:
-            raise InputError(f"path: {str(path)!r} is of format {description['format']}; this version reads {FORMAT}")
+            for name, expected in description["checksums"].items() if description["format"] > 1 else ():
+                if name in (HISTORY, SEQUENCES, STATE) and checksum((folder / name).read_bytes()) != expected:
+                    raise InputError(f"path: {name} in {str(folder)!r} is damaged: it does not match its checksum")
+            arrays = safetensors.load_file(folder / SEQUENCES)
+            stored = safetensors.load_file(folder / STATE)
+            history = Table.from_csv(folder / HISTORY)
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"path: the result in {str(folder)!r} is damaged: {error}") from None
         sequences = Values({name: rebuild(node, arrays) for name, node in description["sequences"].items()})
         state = RunState.rebuild(stored, description)
         divergence = description["divergence"]
         return cls(
             sequences=sequences,
             local=per_client(sequences, description["local"], description["clients"]),
-            history=Table.from_csv(folder / "history.csv"),
+            history=history,
             ledger=state.ledger.copy(),
             state=state,
             status=description["status"],

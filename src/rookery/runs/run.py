@@ -6,6 +6,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from rookery.data.federated import Clients
 from rookery.engines import find_engine
 from rookery.engines.base import Carry, Session, Setup
-from rookery.errors import DivergenceWarning, InputError, StorageError
+from rookery.errors import DivergenceWarning, InputError, StorageError, failing
 from rookery.federation.ledger import Ledger
 from rookery.federation.method import has_start
 from rookery.federation.sampling import All, Sampling
@@ -194,6 +195,8 @@ class _Loop:
                     there = self.record()
                 if divergence is None and self.saver is not None and self.saver.due(self.round):
                     self.save()
+            if there:  # the last good state has met a target, wherever a chunk of rounds ended
+                divergence = None
             if divergence is not None:
                 status = "diverged"
                 warnings.warn(f"the run diverged: {divergence}", DivergenceWarning, stacklevel=4)
@@ -321,16 +324,34 @@ def check_arguments(
 
 def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry) -> list[str]:
     """Refuses metrics that are no scalars, and targets that are no metrics; gives the metrics' names."""
-    shapes = jax.eval_shape(lambda values: dict(metrics(values)), carry.values())
-    for name, value in shapes.items():
-        if getattr(value, "shape", None) != ():
-            raise InputError(
-                f"metrics: {name!r} has shape {getattr(value, 'shape', '?')}; every metric must be a scalar"
-            )
-    for name in stop:
-        if name not in shapes:
-            raise InputError(f"stop: there is no metric {name!r}; there are {', '.join(shapes) or 'none'}")
-    return list(shapes)
+    given: Any = None
+
+    def measured(values: Values) -> list[Any]:
+        nonlocal given
+        given = metrics(values)
+        known = isinstance(given, Mapping) and all(hasattr(v, "shape") or np.isscalar(v) for v in given.values())
+        return [v for v in given.values() if not isinstance(v, str | bytes)] if known else []
+
+    with failing("metrics: the function of the initial values"):
+        shapes = jax.eval_shape(measured, carry.values())
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"metrics: the function gives {type(given).__name__}; a mapping from names to scalars is needed"
+        )
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise InputError(f"metrics: the name {name!r} was given; names are texts")
+        if isinstance(value, str | bytes) or not (hasattr(value, "shape") or np.isscalar(value)):
+            raise InputError(f"metrics: {name!r} is {value!r}; every metric must be a scalar")
+    for name, shape in zip(given, shapes):
+        if shape.shape != ():
+            raise InputError(f"metrics: {name!r} has shape {shape.shape}; every metric must be a scalar")
+    for name, target in stop.items():
+        if name not in given:
+            raise InputError(f"stop: there is no metric {name!r}; there are {', '.join(given) or 'none'}")
+        if not callable(target) and (isinstance(target, bool) or not isinstance(target, Real)):
+            raise InputError(f"stop: {target!r} was given for {name!r}; a number or a function is needed")
+    return list(given)
 
 
 def _resume(setup: Setup, state: RunState | None) -> tuple[Setup, Ledger, float]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.data.federated import Clients
+from rookery.engines import find_engine
 from rookery.engines.base import Carry, Inputs, Setup, non_finite
 from rookery.engines.local import Local, Program
 from rookery.errors import InputError, unknown
@@ -69,7 +70,7 @@ def sweep(
       over: what varies: a mapping from a name to its values. Names are fields of the method ("lr.x", "local_steps"),
         "method" itself, or "seed", "batch_size", "sampling". All combinations are run, the last name fastest. Options
         that change the program (batch sizes, a field that is structure) split it into several.
-      engine: an `rk.Local(...)`; None: the default one.
+      engine: "local" or an `rk.Local(...)`; None: the default one.
       memory: bytes that the states of runs side by side may take; a larger grid is run in parts.
       own_metrics: in the place of `metrics`, a function of the seed that gives them, alike but for their arrays.
 
@@ -86,6 +87,9 @@ def sweep(
         raise InputError(
             f"method: {type(method).__name__} has a start of its own, which a sweep cannot run yet; use rk.run"
         )
+    compiled = Local() if engine is None else find_engine(engine)
+    if not isinstance(compiled, Local):
+        raise InputError(f'engine: {engine!r} was given; a sweep is one compiled program: "local" or rk.Local(...)')
     names = list(over)
     points = [dict(zip(names, values)) for values in itertools.product(*(_values(n, over[n]) for n in names))]
     with precision_context(precision):
@@ -115,7 +119,7 @@ def sweep(
         measured = {each: own_metrics(each) for each in dict.fromkeys(seeds)} if own_metrics else {}
         check_metrics(measured.get(seeds[0], metrics), stop, setups[0].carry)
         results: list[Result | None] = [None] * len(points)
-        opened = (engine or Local()).program
+        opened = compiled.program
         for group in _groups(setups, memory):
             each = [measured.get(seeds[i], metrics) for i in group]
             lanes = _Lanes(opened(setups[group[0]]), [setups[i] for i in group], each, stop)
@@ -279,5 +283,5 @@ class _Lanes:
             values = {name: float(column[i]) for name, column in measured.items()}
             row = {"round": int(self.rounds[i]), **self.ledgers[i].row(), "seconds": self.seconds}
             history.append(row | values)
-            if self.status[i] == "done" and self.rounds[i] < rounds and reached(self.stop, values):
-                self.status[i] = "stopped"
+            if self.rounds[i] < rounds and reached(self.stop, values):  # also where it diverged after that
+                self.status[i], self.divergence[i] = "stopped", None

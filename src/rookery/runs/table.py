@@ -1,13 +1,15 @@
-"""Tables of plain columns: histories and sweeps. Imports nothing of rookery."""
+"""Tables of plain columns: histories and sweeps. Imports errors."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+
+from rookery.errors import InputError
 
 # What every history says of a run's cost; its other columns are metrics.
 COST = (
@@ -51,17 +53,31 @@ class Table(Mapping):
     def to_csv(self, path: str | Path) -> None:
         """Writes the table; numbers with all their digits."""
         with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, self.columns, restval=float("nan"))
+            self.write_into(file)
+
+    def write_into(self, file: IO[str], header: bool = True) -> None:
+        """Writes the table into a file that is open."""
+        writer = csv.DictWriter(file, self.columns, restval=float("nan"))
+        if header:
             writer.writeheader()
-            writer.writerows(self.rows)
+        writer.writerows(self.rows)
 
     @classmethod
     def from_csv(cls, path: str | Path) -> Table:
         """Reads what `to_csv` wrote; the columns of a table without rows are kept."""
         with open(path, newline="") as file:
-            reader = csv.DictReader(file)
-            table = cls([{name: _parse(text) for name, text in row.items()} for row in reader])
-            table.columns = list(reader.fieldnames or [])
+            try:
+                header, *rows = list(csv.reader(file)) or [[]]
+            except (csv.Error, ValueError) as error:
+                raise InputError(f"table: {str(path)!r} does not read as a table: {error}") from None
+        for number, row in enumerate(rows):
+            if len(row) != len(header):
+                raise InputError(
+                    f"table: row {number + 1} of {str(path)!r} has {len(row)} cells and its header {len(header)}; a "
+                    "whole table is needed"
+                )
+        table = cls([dict(zip(header, map(_parse, row))) for row in rows])
+        table.columns = header
         return table
 
     def __repr__(self) -> str:
