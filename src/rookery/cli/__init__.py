@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
+import jax
 from rich.console import Console
 
 from rookery.cli import commands
 from rookery.cli.show import show_list
 from rookery.errors import InputError, unknown
+from rookery.runs.interrupts import listening
 from rookery.version import __version__
 
 USAGE = """usage: rookery COMMAND
@@ -30,13 +32,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     console = Console(highlight=False)
     try:
-        return _dispatch(arguments, console)
+        with listening():
+            return _dispatch(arguments, console)
     except InputError as error:
         Console(stderr=True, highlight=False).print(f"rookery: {error}", markup=False, soft_wrap=True)
         return 2
     except OSError as error:
         what = f"{error.filename}: " if error.filename else ""
         said = f"rookery: {what}it cannot be read or written: {error.strerror or error}"
+        Console(stderr=True, highlight=False).print(said, markup=False, soft_wrap=True)
+        return 2
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        said = "rookery: this machine's memory does not hold it; a smaller network, minibatch or cohort is needed"
         Console(stderr=True, highlight=False).print(said, markup=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:

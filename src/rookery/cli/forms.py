@@ -258,13 +258,13 @@ def parse_amount(name: str, text: str) -> Any:
 
 def parse_steps(name: str, text: str, epochs: bool = False) -> Any:
     """`5`: so many; `1..10`: random per client and round; `1,2,4`: one number per client; `2e`, `1..5e`: epochs."""
-    if re.fullmatch(r"\d+", text):
+    if re.fullmatch(r"\d{1,20}", text):
         return int(text)
-    if match := re.fullmatch(r"(\d+)\.\.(\d+)", text):
+    if match := re.fullmatch(r"(\d{1,20})\.\.(\d{1,20})", text):
         return RandomSteps(int(match[1]), int(match[2]))
-    if re.fullmatch(r"\d+(,\d+)+", text):
+    if re.fullmatch(r"\d{1,20}(,\d{1,20})+", text):
         return FixedSteps([int(part) for part in text.split(",")])
-    if epochs and (match := re.fullmatch(r"(\d+)(?:\.\.(\d+))?e", text)):
+    if epochs and (match := re.fullmatch(r"(\d{1,20})(?:\.\.(\d{1,20}))?e", text)):
         return Epochs(int(match[1]), None if match[2] is None else int(match[2]))
     allowed = "a number (5), a range (1..10) or a list (1,2,4)" + (", or epochs (2e, 1..5e)" if epochs else "")
     raise InputError(f"{name}: {text!r} was given; allowed are {allowed}")

@@ -19,6 +19,7 @@ from rookery.federation.ledger import ORACLES
 from rookery.federation.method import find_phase
 from rookery.federation.rates import Rates
 from rookery.federation.steps import Epochs, Work, draw_steps
+from rookery.memory import check_fits
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences, Vector
 
@@ -198,12 +199,19 @@ class Client:
                 self._calls.count(f"epoch {name}", 1)
                 index[name] = self._order.part(name)
             else:
+                self._check_fits(count, level)
                 self._calls.count("samples", count)
                 fresh = jax.random.fold_in(key, number)
                 index[name] = jax.random.randint(fresh, (count,), 0, own, dtype=jnp.int32)
             if index[name] is not None and self._augment(level):
                 keys[name] = jax.random.fold_in(jax.random.fold_in(key, number), _AUGMENT)
         return Sample(index, keys)
+
+    def _check_fits(self, count: int, level: str) -> None:
+        """Refuses a minibatch that the machine cannot hold, while it is traced."""
+        rows = jax.tree.leaves(self._shard.level(level).rows)
+        example = sum(int(np.prod(leaf.shape[1:])) * np.dtype(leaf.dtype).itemsize for leaf in rows)
+        check_fits("batch_size", count, "a minibatch of it", count * (example + 4))
 
     def _augment(self, level: str) -> Augment | None:
         return self._setting.augment if level in TRAINING else None

@@ -19,6 +19,7 @@ from rookery.federation.keys import run_key, start_key
 from rookery.federation.method import Plan, bind
 from rookery.federation.sampling import All, Sampling
 from rookery.federation.steps import LARGEST, is_count, is_whole
+from rookery.memory import check_fits
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences, Tree, Values
 
@@ -190,6 +191,7 @@ def _initial(
                     else (start_key(key, 0),)
                 )
                 with failing(f"{name}: the function of {'a key and data' if len(own) > 1 else 'a key'}"):
+                    _check_size(name, value, own)
                     value = value(*own)
             trees[name] = _floats(name, value, dtype)
         complete = problem.complete(Values({n: trees[n] for n in trees if n in problem.given}), example)
@@ -234,6 +236,16 @@ def _floats(name: str, tree: Tree, dtype: Any) -> Tree:
     if not jax.tree.leaves(tree):
         raise InputError(f"{name}: an empty value was given; a pytree of numbers is needed")
     return jax.tree.map(leaf, tree)
+
+
+def _check_size(name: str, function: Callable[..., Tree], arguments: tuple) -> None:
+    """Refuses values that the machine cannot hold before they are made, where JAX can say how large they are."""
+    try:
+        made = jax.tree.leaves(jax.eval_shape(lambda: function(*arguments)))
+    except Exception:  # a function that cannot be traced: it is called as it is
+        return
+    size = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in made)
+    check_fits(name, "a function of a key", "what it makes", size)
 
 
 def _same_shapes(name: str, given: Tree, needed: Tree, where: str = "") -> None:

@@ -26,6 +26,7 @@ from rookery.metric import Metrics, measure, split
 from rookery.problems.base import Problem
 from rookery.runs.checkpoint import Checkpoints, Saver, open_checkpoints, read_plan
 from rookery.runs.fingerprint import fingerprint
+from rookery.runs.interrupts import answered, heed, listening
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result, RunState, per_client
 from rookery.runs.table import Table
@@ -97,7 +98,7 @@ def run(
     metrics, stop, every = check_arguments(rounds, metrics, stop, every)
     if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
         raise InputError(f'checkpoints: {checkpoints!r} was given; rk.Checkpoints("folder", every=10) is needed')
-    with precision_context(precision), contextlib.ExitStack() as stack:
+    with precision_context(precision), listening(), contextlib.ExitStack() as stack:
         setup = prepare(
             problem,
             method,
@@ -185,6 +186,7 @@ class _Loop:
             begun = time.perf_counter()
             self.session.advance(0)  # compiles, so that the seconds of the history are those of rounds
             self.compile_seconds = time.perf_counter() - begun
+            heed()
             there = self.take_up(every, end)
             self.save()
             while self.round < end and not there and divergence is None:
@@ -204,6 +206,7 @@ class _Loop:
                 status = "stopped" if there and self.round < end else "done"
                 self.save(status)
         except KeyboardInterrupt:
+            answered()
             self.save()
             raise Interrupted(self.interrupted()) from None
         except StorageError as error:
@@ -218,6 +221,7 @@ class _Loop:
         took = time.perf_counter() - begun
         self.seconds += took
         self.round += done.rounds
+        heed()
         if took < PATIENCE / 2 and rounds == self.at_once:
             self.at_once *= 2
         elif took > PATIENCE:

@@ -25,6 +25,7 @@ from rookery.federation.sampling import All, Sampling
 from rookery.federation.server import PerSequence, ServerOptimiser
 from rookery.metric import Metrics, measure_lanes, split
 from rookery.problems.base import Problem
+from rookery.runs.interrupts import heed, listening
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result
 from rookery.runs.run import PATIENCE, check_arguments, check_metrics, make_result, reached
@@ -92,7 +93,7 @@ def sweep(
         raise InputError(f'engine: {engine!r} was given; a sweep is one compiled program: "local" or rk.Local(...)')
     names = list(over)
     points = [dict(zip(names, values)) for values in itertools.product(*(_values(n, over[n]) for n in names))]
-    with precision_context(precision):
+    with precision_context(precision), listening():
         base = {
             "sampling": All() if sampling is None else sampling,
             "batch_size": batch_size,
@@ -242,6 +243,7 @@ class _Lanes:
         while rounds > 0:
             ask, before = min(rounds, self.at_once), self.seconds
             self.advance(ask)
+            heed()
             rounds -= ask
             took = self.seconds - before
             if took < PATIENCE / 2 and ask == self.at_once:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from rookery.data.inputs import Scale
 from rookery.errors import InputError, unknown
+from rookery.memory import check_fits
 
 Layer = dict[str, jax.Array]
 
@@ -71,6 +72,8 @@ class MLP:
 
     def __post_init__(self):
         _check_sizes("inputs, widths, classes", self.inputs, *self.widths, self.classes)
+        weights = sum(a * b for a, b in pairwise((self.inputs, *self.widths, self.classes)))
+        check_fits("widths", ", ".join(map(str, self.widths)), "the network", 4 * weights)
 
     def init(self, key: jax.Array) -> dict[str, Layer]:
         sizes = (self.inputs, *self.widths, self.classes)

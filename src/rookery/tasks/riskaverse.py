@@ -12,10 +12,13 @@ import numpy as np
 
 from rookery.data.federated import federate
 from rookery.data.partitions import Partition
+from rookery.memory import check_fits
 from rookery.metric import Metric
 from rookery.problems.kinds import Compositional
 from rookery.tasks.base import Assembly, check_options
 from rookery.vectors import Values
+
+LARGEST = 4096  # of x: its Hessian is solved with
 
 
 def utility(x: jax.Array, e: Any) -> jax.Array:
@@ -108,12 +111,13 @@ class RiskAverse:
     def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
         check_options(
             self,
-            dimension=(self.dimension >= 1, "at least 1"),
+            dimension=(1 <= self.dimension <= LARGEST, f"a number from 1 to {LARGEST}"),
             examples=(self.examples >= clients, f"at least one for each of {clients} clients"),
             lam=(self.lam >= 0, "a number that is not negative"),
             delta=(self.delta > 0, "a positive number"),
             noise=(self.noise >= 0, "a number that is not negative"),
         )
+        check_fits("task.examples", self.examples, "what is measured", 16 * self.examples * self.dimension)
         a, b = self.measurements(seed)
         labels = np.argsort(np.argsort(b)) * 10 // len(b)  # tenths of b, for partitions that go by label
         parts = partition.assign(labels, clients, seed)
