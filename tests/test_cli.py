@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import rookery as rk
 from rookery.algorithms.registry import METHODS
 from rookery.cli import main
 from rookery.cli.forms import parse_drift, parse_estimator, parse_options, parse_server, parse_set, parse_steps
+from rookery.runs import folder as folder_module
 from rookery.tasks.registry import TASKS
 
 SMALL = ["--rounds", "6", "--clients", "20", "--cohort", "4", "--task.hidden", "8"]
@@ -305,3 +308,135 @@ def test_damaged_folders_get_a_sentence(damage, sentence, tmp_path, capsys):
 
 def _change(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+# Folders that were stopped, damaged, or are somebody else's
+
+
+def interrupted(tmp_path, monkeypatch, words=("hyperrep", "simfbo"), at=4):
+    """A run that was interrupted after some rounds, with its checkpoints."""
+    real = folder_module.HistoryFile.__call__
+
+    def call(self, number, row):
+        real(self, number, row)
+        if number == at:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_module.HistoryFile, "__call__", call)
+        out = tmp_path / "cut"
+        assert main(["run", *words, *SMALL, "--every", "1", "--checkpoint-every", "2", "--out", str(out)]) == 130
+    return out
+
+
+def test_good_checkpoints_are_used_without_their_plan(tmp_path, monkeypatch, capsys):
+    out = interrupted(tmp_path, monkeypatch)
+    for damage in (Path.unlink, lambda path: path.write_text("{")):
+        copy = tmp_path / f"copy{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(out, copy)
+        damage(copy / "checkpoints" / "run.json")
+        assert main(["resume", str(copy)]) == 0
+        assert rk.Result.load(copy).history["round"].tolist() == list(range(7))
+    begun = [line for line in capsys.readouterr().out.split("\n") if "results in" in line]
+    assert len(begun) == 3
+
+
+def test_a_history_that_was_cut_is_mended(tmp_path, monkeypatch):
+    out = interrupted(tmp_path, monkeypatch)
+    text = (out / "history.csv").read_text()
+    (out / "history.csv").write_text(text[:-30])
+    assert main(["resume", str(out)]) == 0
+    assert rk.Result.load(out).history["round"].tolist() == list(range(7))
+
+
+def test_a_task_in_a_file_is_run_again_only_as_it_was(tmp_path, monkeypatch, capsys):
+    text = "from dataclasses import dataclass\nfrom rookery.tasks.hyperrep import HyperRep\n\n\n"
+    mine = tmp_path / "mine.py"
+    mine.write_text(text + '@dataclass(frozen=True)\nclass Mine(HyperRep):\n    """Mine."""\n')
+    out = interrupted(tmp_path, monkeypatch, (f"{mine}:Mine", "simfbo"))
+    marker = tmp_path / "marker"
+    mine.write_text(mine.read_text() + f"\nopen({str(marker)!r}, 'w').close()\n")
+    capsys.readouterr()
+    assert main(["resume", str(out)]) == 2
+    shown = capsys.readouterr()
+    assert f"this runs the code in {mine}, if its sha256 is the one that the run recorded" in shown.out
+    assert "is not the file that this run was made with" in shown.err
+    with pytest.raises(rk.InputError, match="is not the file that this run was made with"):
+        rk.resume(out)
+    _change(out / "config.json", task_source=None)
+    assert main(["resume", str(out)]) == 2
+    assert not marker.exists()
+    mine.write_text(mine.read_text().split("\nopen(")[0] + "\n")
+    _change(out / "config.json", task_source=hashlib.sha256(mine.read_bytes()).hexdigest())
+    assert main(["resume", str(out)]) == 0
+
+
+@pytest.mark.parametrize("file", ["sequences.safetensors", "state.safetensors", "history.csv"])
+def test_damage_to_the_results_of_an_ended_run_is_noticed(file, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["run", "hyperrep", "simfbo", *SMALL, "--out", str(out)]) == 0
+    content = bytearray((out / file).read_bytes())
+    content[-3] ^= 1
+    (out / file).write_bytes(bytes(content))
+    assert main(["resume", str(out)]) == 2
+    assert f"{file} in" in capsys.readouterr().err
+    with pytest.raises(rk.InputError, match=f"{file} in .* is damaged: it does not match its checksum"):
+        rk.Result.load(out)
+
+
+COMPARE = [
+    "compare",
+    "hyperrep",
+    "simfbo",
+    "--clients",
+    "20",
+    "--cohort",
+    "4",
+    "--task.hidden",
+    "8",
+    "--exchanges",
+    "2",
+]
+
+
+def test_a_comparison_that_is_refused_leaves_nothing(tmp_path, capsys):
+    out = tmp_path / "both"
+    for wrong in (["--batch-size", "-3"], ["--partition", "nonsense"], ["--precision", "float64", "--seed", "-1"]):
+        assert main([*COMPARE, "--seeds", "1", *wrong, "--out", str(out)]) == 2
+        assert not out.exists()
+    out.mkdir()
+    assert main([*COMPARE, "--seeds", "1", "--batch-size", "-3", "--out", str(out)]) == 2
+    assert list(out.iterdir()) == []
+    assert main([*COMPARE, "--seeds", "1", "--out", str(out)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [(["--seed", "7"], "seed"), (["--partition", "shards:2"], "partition"), (["--task.ridge", "0.5"], "task options")],
+)
+def test_another_comparison_does_not_overwrite_a_table(other, what, tmp_path, capsys):
+    out = tmp_path / "both"
+    assert main([*COMPARE, "--seeds", "1", "--out", str(out)]) == 0
+    before = (out / "comparison.csv").read_bytes()
+    assert main([*COMPARE, "--seeds", "1", *other, "--out", str(out)]) == 2
+    assert f"holds a comparison with other {what}" in capsys.readouterr().err
+    assert (out / "comparison.csv").read_bytes() == before
+    assert main([*COMPARE, "--seeds", "1", "--target", "0.5", "--out", str(out)]) == 0  # only what is shown
+
+
+def test_what_the_machine_cannot_hold_is_refused(tmp_path, capsys):
+    for words, sentence in (
+        (
+            ["hyperrep", "simfbo", "--batch-size", "2000000000"],
+            "batch_size: 2000000000 was given; a minibatch of it takes",
+        ),
+        (["hyperrep", "simfbo", "--task.hidden", "2000000000"], "the network takes"),
+        (["classify", "fedavg", "--task.widths", "99999999999", "4"], "the network takes"),
+        (["riskaverse", "simfbo", "--task.dimension", "999999999"], "task.dimension: 999999999 was given"),
+        (["riskaverse", "simfbo", "--task.examples", "9999999999999"], "task.examples: 9999999999999 was given"),
+        (["hyperrep", "fedbioacc", "--method.first-batch", "2000000000"], "a minibatch of it takes"),
+        (["hyperrep", "simfbo", "--method.local-steps", "9" * 5000], "local_steps: "),
+    ):
+        assert main(["run", *words, "--out", str(tmp_path / "run")]) == 2
+        assert sentence in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()

@@ -122,7 +122,7 @@ def test_weighted_draws_the_same_in_both_precisions():
 @pytest.mark.parametrize(
     ("p", "sentence"),
     [
-        (lambda t: jnp.where(t < 5, 0.5, 1.5), "sampling: p = 1.5 was given in round 5; 0 < p <= 1 is needed"),
+        (lambda t: jnp.where(t < 5, 0.5, 1.5), "sampling: p = 1.5 was given in round 5; 0 <= p <= 1 is needed"),
         (lambda t: 0.9 - 0.1 * t, "sampling: p = .* was given in round (9|10)"),
         (lambda t: jnp.where(t < 700, 0.5, jnp.nan), "sampling: p = nan was given in round 700"),
         (

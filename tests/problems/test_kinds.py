@@ -45,7 +45,7 @@ def client_of(problem, data=DATA):
     level = dict.fromkeys(problem.draws.values())
     setting = Setting(problem, 1, tuple((k, None) for k in level), tuple((k, 4) for k in level), "float64")
     key = jax.random.key(0)
-    call = Call(0, 1.0, 1.0, 1.0, 0, key, key)
+    call = Call(0, 1.0, 1.0, 1.0, 0, True, key, key)
     levels = jax.tree.map(jnp.asarray, cast(clients.levels, np.float64))
     return Client(setting, shard(levels, 0), call, Record(Sequences({}), ()))
 

@@ -23,6 +23,7 @@ BEYOND = {
     "steps of clients": (lambda: rk.FedAvg(lr=0.1, local_steps=rk.FixedSteps([1, 2**32 + 1])), "local_steps: 4294967297 was given; numbers of steps are whole, from 1 to"),
     "random steps": (lambda: rk.FedAvg(lr=0.1, local_steps=rk.RandomSteps(1, 2**31)), "RandomSteps(1, 2147483648) was given"),
     "epochs": (lambda: rk.FedAvg(lr=0.1, local_steps=rk.Epochs(2**31)), "Epochs(2147483648) was given"),
+    "epochs of many steps": (lambda: rk.FedAvg(lr=0.1, local_steps=rk.Epochs(2**30, 2**31 - 1)), "which is 4294967294 steps of client 0"),
     "a rate": (lambda: rk.FedAvg(lr=1e39), "method.lr: 1e+39 was given; numbers from 1.18e-38 to 3.4e+38 and 0 are held in float32"),
     "a rate that is lost": (lambda: rk.FedAvg(lr=1e-50), "method.lr: 1e-50 was given; numbers from"),
     "a float": (lambda: rk.FedAvg(lr=0.1, weight_decay=10**400), "weight_decay: "),
@@ -37,7 +38,7 @@ BEYOND = {
 def test_what_a_program_cannot_hold_is_refused(name):
     make, sentence = BEYOND[name]
     with pytest.raises(rk.InputError) as error:
-        run(make())
+        run(make(), batch_size=1)
     assert sentence in str(error.value)
 
 

@@ -50,7 +50,7 @@ def run(tree, method=None, **options):
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_any_pytree_runs_on_every_engine_alike(name):
+def test_any_pytrees_run_on_every_engine_alike(name):
     results = [run(TREES[name], engine=engine) for engine in ("local", "eager", rk.Local(at_once=2))]
     for other in results:
         assert jax.tree.structure(other.x) == jax.tree.structure(jax.tree.map(np.asarray, TREES[name]))

@@ -33,7 +33,7 @@ from rookery.experiments.experiment import resume_folder as resume_run
 from rookery.own_code import file_and_class, full_name
 from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
-from rookery.runs.files import LOCK, hold, read_json, write_text
+from rookery.runs.files import hold, read_json, write_text
 from rookery.runs.folder import make_folder
 from rookery.runs.plot import plot_counts
 from rookery.runs.progress import Bars
@@ -214,25 +214,30 @@ def _comparison_folder(folder: Path, asked: dict[str, Any]) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"out: {str(folder)!r} cannot be written: {error.strerror}") from error
-    with hold(folder, "out"):
-        known = path.is_file()
-        if known:
-            kept = read_json(path, "out", "; give another folder")
-            if different := [name for name in asked if kept.get(name) != asked[name]]:
-                shown = different[0].replace("_", " ")
-                raise InputError(f"out: {str(folder)!r} holds a comparison with other {shown}; give another folder")
-        else:
-            write_text(path, json.dumps(asked, indent=1))
-        try:
-            yield
-        except BaseException:
-            if not known and not any(child.is_dir() for child in folder.iterdir()):
-                path.unlink(missing_ok=True)
-            raise
-        finally:
-            nothing = not there and not any(child.name != LOCK for child in folder.iterdir())
-    if nothing:
-        folder.rmdir()
+    try:
+        with hold(folder, "out"):
+            known = path.is_file()
+            _same_comparison(path, asked)
+            try:
+                yield
+            except BaseException:
+                if not known and not any(child.is_dir() for child in folder.iterdir()):
+                    path.unlink(missing_ok=True)
+                raise
+    finally:
+        if not there and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _same_comparison(path: Path, asked: dict[str, Any]) -> None:
+    """Refuses what another comparison was asked; writes what this one is, where there is none."""
+    if not path.is_file():
+        write_text(path, json.dumps(asked, indent=1))
+        return
+    kept = read_json(path, "out", "; give another folder")
+    if different := [name for name in asked if kept.get(name) != asked[name]]:
+        shown = different[0].replace("_", " ")
+        raise InputError(f"out: {str(path.parent)!r} holds a comparison with other {shown}; give another folder")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -184,7 +184,8 @@ class Bernoulli(Sampling):
     moves.
 
     Args:
-      p: one number, one per client, or a function of the round that gives either.
+      p: one number, one per client, or a function of the round that gives either; such a function may give 0 to clients
+        that are away.
     """
 
     p: Any
@@ -211,7 +212,7 @@ class Bernoulli(Sampling):
 
     def check(self, population: int) -> None:
         if not isinstance(self.p, _Schedule):
-            self._check_values(self.p, population, "")
+            self._check_values(population)
             return
         with failing("sampling: p(t) of a traced round t"):
             shape = jax.eval_shape(lambda t: jnp.asarray(self.p.function(t)), jnp.int32(0)).shape
@@ -226,18 +227,19 @@ class Bernoulli(Sampling):
         for begin in range(first, first + min(rounds, at_once * 100), at_once):
             values = np.asarray(function(begin + np.arange(at_once, dtype=np.int32)))
             for t, p in zip(range(begin, first + rounds), values):
-                if not ((p > 0) & (p <= 1)).all():
-                    self._check_values(p, population, f" in round {t}")
+                wrong = p[~((p >= 0) & (p <= 1))]
+                if wrong.size:
+                    raise InputError(f"sampling: p = {wrong.flat[0]} was given in round {t}; 0 <= p <= 1 is needed")
 
-    def _check_values(self, given: Any, population: int, when: str) -> None:
+    def _check_values(self, population: int) -> None:
         try:
-            p = np.asarray(given, np.float64)
+            p = np.asarray(self.p, np.float64)
         except (TypeError, ValueError):
-            raise InputError(f"sampling: p = {given!r} was given; 0 < p <= 1 is needed") from None
+            raise InputError(f"sampling: p = {self.p!r} was given; 0 < p <= 1 is needed") from None
         self._check_shape(p.shape, population)
         wrong = p[~((p > 0) & (p <= 1))]
         if wrong.size:
-            raise InputError(f"sampling: p = {wrong.flat[0]} was given{when}; 0 < p <= 1 is needed")
+            raise InputError(f"sampling: p = {wrong.flat[0]} was given; 0 < p <= 1 is needed")
 
     def _check_shape(self, shape: tuple[int, ...], population: int) -> None:
         if shape not in ((), (population,)):

@@ -18,7 +18,7 @@ from rookery.federation.client import Setting, project
 from rookery.federation.keys import run_key, start_key
 from rookery.federation.method import Plan, bind
 from rookery.federation.sampling import All, Sampling
-from rookery.federation.steps import LARGEST, is_count, is_whole
+from rookery.federation.steps import LARGEST, Epochs, is_count, is_whole
 from rookery.memory import check_fits
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences, Tree, Values
@@ -67,7 +67,9 @@ def prepare(
         augment=clients.augment,
     )
     method_numbers = numbers("method", method, dtype)
-    for sentence in method.advise(_plan(clients, sampling, problem, setting)):
+    plan = _plan(clients, sampling, problem, setting)
+    _check_epochs(method, plan)
+    for sentence in method.advise(plan):
         warnings.warn(f"{type(method).__name__}: {sentence}", AdviceWarning, stacklevel=3)
     key = run_key(seed)
     example = lambda level: example_shape(clients, level, dtype)
@@ -90,6 +92,14 @@ def _plan(clients: Clients, sampling: Sampling, problem: Problem, setting: Setti
     ]
     expected = np.asarray(sampling.at(0).expected(clients.population))
     return Plan(clients.population, expected, np.max(lengths, axis=0))
+
+
+def _check_epochs(method: Any, plan: Plan) -> None:
+    """Refuses epochs that are more steps than a program counts."""
+    largest = int(np.argmax(plan.epoch))
+    for work in jax.tree.leaves(method, is_leaf=lambda part: isinstance(part, Epochs)):
+        if isinstance(work, Epochs) and (steps := plan.largest_steps(work, largest)) > LARGEST:
+            raise InputError(f"method: {work} was given, which is {steps} steps of client {largest}; at most {LARGEST}")
 
 
 def numbers(argument: str, tree: Any, dtype: Any) -> Any:
