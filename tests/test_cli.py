@@ -17,9 +17,14 @@ import pytest
 from safetensors.numpy import load_file
 
 import rookery as rk
+from rookery.algorithms.drift import read_drift as parse_drift
+from rookery.algorithms.estimators import read_estimator as parse_estimator
+from rookery.algorithms.fedvrau import read_set as parse_set
 from rookery.algorithms.registry import METHODS
 from rookery.cli import main
-from rookery.cli.forms import parse_drift, parse_estimator, parse_options, parse_server, parse_set, parse_steps
+from rookery.cli.forms import parse_options
+from rookery.federation.server import read_server as parse_server
+from rookery.federation.steps import parse_steps
 from rookery.runs import folder as folder_module
 from rookery.tasks.registry import TASKS
 

@@ -24,10 +24,10 @@ ALLOWED = {
     "data": {"errors", "vectors"},
     "problems": {"errors", "vectors", "data"},
     "federation": {"errors", "memory", "structs", "vectors", "data", "problems"},
-    "algorithms": {"errors", "vectors", "problems", "federation"},
+    "algorithms": {"errors", "own_code", "vectors", "problems", "federation"},
     "engines": {"errors", "vectors", "data", "problems", "federation"},
     "tasks": {"errors", "memory", "vectors", "metric", "own_code", "data", "problems"},
-    "runs": {"errors", "memory", "vectors", "metric", "data", "problems", "federation", "engines", "version"},
+    "runs": {"errors", "own_code", "memory", "vectors", "metric", "data", "problems", "federation", "engines", "version"},
     "experiments": {"errors", "own_code", "data", "problems", "federation", "algorithms", "runs", "tasks"},
     "reproduce": {
         "errors", "vectors", "metric", "data", "problems", "federation", "algorithms", "runs", "tasks", "experiments",

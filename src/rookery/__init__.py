@@ -23,6 +23,7 @@ from rookery.algorithms.fedprox import FedProx
 from rookery.algorithms.fedvra import FedVRA
 from rookery.algorithms.fedvrau import FedVRAU
 from rookery.algorithms.lfednest import LFedNest
+from rookery.algorithms.local_steps import descend
 from rookery.algorithms.presets import MRBO, SOBA, FedAdam, FedAvgM, FedYogi, StocBiO
 from rookery.algorithms.scaffold import Scaffold
 from rookery.algorithms.shrofbo import ShroFBO
@@ -34,14 +35,16 @@ from rookery.engines import Eager, Local
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError, StorageError
 from rookery.experiments.experiment import resume
 from rookery.federation.client import Client
+from rookery.federation.codec import part
 from rookery.federation.cohort import Cohort
+from rookery.federation.fields import amount, choice, component, count, number, rates, steps
 from rookery.federation.ledger import Ledger
-from rookery.federation.method import State, method, static, struct
+from rookery.federation.method import State, first_round, method, static, struct
 from rookery.federation.rates import Decay, PerClient, Rates
 from rookery.federation.replies import Scaled
 from rookery.federation.sampling import All, Bernoulli, Uniform, Weighted, WithReplacement
-from rookery.federation.server import ServerOptimiser
-from rookery.federation.steps import Epochs, FixedSteps, RandomSteps
+from rookery.federation.server_optimiser import ServerOptimiser
+from rookery.federation.steps import Epochs, FixedSteps, RandomSteps, Steps
 from rookery.metric import Metric
 from rookery.problems import exact
 from rookery.problems.kinds import Bilevel, Compositional, Field, Joint, Minimax, Single
@@ -128,6 +131,7 @@ __all__ = [
     "Single",
     "Split",
     "State",
+    "Steps",
     "StocBiO",
     "StorageError",
     "Table",
@@ -137,14 +141,24 @@ __all__ = [
     "Weighted",
     "WithReplacement",
     "__version__",
+    "amount",
+    "choice",
+    "component",
+    "count",
     "data",
+    "descend",
     "exact",
     "federate",
+    "first_round",
     "fixed_point",
     "method",
+    "number",
+    "part",
+    "rates",
     "resume",
     "run",
     "static",
+    "steps",
     "struct",
     "sweep",
 ]

@@ -10,6 +10,8 @@ from typing import Any
 
 from rookery.errors import InputError, failing, nearest
 
+_MODULE = "rookery_own_"  # how the modules of such files are called
+
 
 def file_and_class(name: str) -> tuple[Path, str] | None:
     """The file and the class that a name like `path/to/file.py:Class` means; None: it is no such name."""
@@ -21,6 +23,19 @@ def full_name(name: str) -> str:
     """A name; of a class in a file with the whole path, so that it is found from everywhere."""
     own = file_and_class(name)
     return name if own is None else f"{own[0].resolve()}:{own[1]}"
+
+
+def own_name(cls: type[Any]) -> str | None:
+    """The name `path/to/file.py:Class` of a class that was loaded so; None: it was not."""
+    if not cls.__module__.startswith(_MODULE):
+        return None
+    return f"{sys.modules[cls.__module__].__file__}:{cls.__qualname__}"
+
+
+def short_name(name: str) -> str:
+    """A name as people read it: of a class in a file, the class."""
+    own = file_and_class(name)
+    return name if own is None else own[1]
 
 
 def source_hash(name: str, argument: str) -> str | None:
@@ -55,7 +70,7 @@ def _read(path: Path, argument: str) -> bytes:
 def _load_file(path: Path, argument: str) -> Any:
     """A Python file as a module; the same file is the same module, so that its classes stay the same."""
     content, path = _read(path, argument), path.resolve()
-    known = f"rookery_own_{hashlib.sha256(str(path).encode() + content).hexdigest()[:16]}"
+    known = f"{_MODULE}{hashlib.sha256(str(path).encode() + content).hexdigest()[:16]}"
     if known in sys.modules:
         return sys.modules[known]
     spec = importlib.util.spec_from_file_location(known, path)

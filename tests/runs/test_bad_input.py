@@ -87,7 +87,7 @@ CASES = {
     ),
     "one integer": (
         {"method": rk.FedBiOAcc(lr=rk.Rates(0.1), local_steps=rk.RandomSteps(1, 2))},
-        "FedBiOAcc needs one whole number from 1 for all clients",
+        "local_steps: RandomSteps(low=1, high=2) was given; a whole number of at least 1 is needed",
     ),
     "local scope": (
         {"problem": LOCAL, "method": rk.FedBiOAcc(lr=rk.Rates(0.1))},

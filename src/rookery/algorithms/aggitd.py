@@ -7,12 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.algorithms.rounds import LowerRound, UpperRound, check_solver, hypergradient
+from rookery.algorithms.rounds import SOLVERS, LowerRound, UpperRound, hypergradient
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
+from rookery.federation.fields import choice, count, rates, steps
 from rookery.federation.method import Rates, State, Steps, method, static
-from rookery.federation.steps import check_count
-from rookery.problems.base import Problem
 from rookery.vectors import Vector
 
 
@@ -45,21 +44,17 @@ class AggITD:
     Reference: Federated Hypergradient Computation via Aggregated Iterative Differentiation, Algorithms 1 to 4.
     """
 
-    lr: Rates
+    lr: Rates = rates()
     neumann_step: float = 0.01
-    lower_rounds: int = 1
-    lower_steps: Steps = 1
-    upper_steps: Steps = 1
-    lower_solver: str = static(default="svrg")
+    lower_rounds: int = count(default=1)
+    lower_steps: Steps = steps(default=1, epochs=False)
+    upper_steps: Steps = steps(default=1, epochs=False)
+    lower_solver: str = choice(*SOLVERS)
     scaled_rates: bool = static(default=False)
 
     kinds = ("bilevel",)
     scopes = ("shared",)
     uses = ("x", "y")
-
-    def check(self, problem: Problem, population: int) -> None:
-        check_solver(self.lower_solver)
-        check_count("lower_rounds", self.lower_rounds)
 
     @property
     def lower(self) -> LowerRound:

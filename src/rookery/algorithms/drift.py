@@ -10,24 +10,39 @@ to `step`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from rookery.algorithms.local_steps import Correct, Descent
-from rookery.errors import InputError, unknown
+from rookery.errors import InputError
 from rookery.federation.client import Client
+from rookery.federation.codec import part
 from rookery.federation.cohort import Cohort
+from rookery.federation.fields import amount, component, parse_words, rates, wrapped
 from rookery.federation.method import struct
-from rookery.federation.rates import Amount, PerClient, Rates
+from rookery.federation.rates import PerClient, Rates
 from rookery.federation.replies import Scaled
 from rookery.vectors import Sequences
 
 
+@part
+@struct
+class InverseProbability:
+    """d_i = 1 / pi_i."""
+
+
+@part
+@struct
+class EqualProgress:
+    """FedNova's d_i = Q_eff / (Q_i sum_C p), with Q_eff the cohort's mean number of steps."""
+
+
+AGGREGATION = {"inverse-probability": InverseProbability(), "equal-progress": EqualProgress()}  # words for d
+
+
+@part
 @struct
 class NoControl:
     """Directions as they are."""
-
-    component = True
 
     def server(self, z: Sequences) -> tuple:
         return ()
@@ -53,6 +68,7 @@ class NoControl:
         return q, ()
 
 
+@part
 @struct
 class ControlVariates:
     r"""SCAFFOLD's control variates for every shared sequence: directions D_i - c_i + c.
@@ -66,8 +82,6 @@ class ControlVariates:
 
     Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020, option II.
     """
-
-    component = True
 
     def server(self, z: Sequences) -> Sequences:
         return z.zeros()
@@ -95,6 +109,7 @@ class ControlVariates:
         return q, duals + scaled["control"] - cohort.share * duals
 
 
+@part
 @struct
 class Duals:
     r"""FedVRA's dual variables for every shared sequence: directions D_i - gamma u_i + gamma (z_i - z).
@@ -118,14 +133,12 @@ class Duals:
     Reference: Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework, Algorithm 1.
     """
 
-    gamma: Rates = Rates(1.0)
-    a: Amount = 1.0
-    d: Amount = "inverse-probability"
-
-    component = True
+    gamma: Rates = rates(default=Rates(1.0))
+    a: Any = amount(default=1.0)
+    d: Any = amount(default="inverse-probability", words={"inverse-probability": InverseProbability()}, name="d")
 
     def __post_init__(self):
-        object.__setattr__(self, "d", wrap_d(self.d, ("inverse-probability",)))
+        wrapped(self)
 
     def server(self, z: Sequences) -> Sequences:
         return z.zeros()
@@ -160,31 +173,26 @@ class Duals:
 Drift = NoControl | ControlVariates | Duals
 
 
-@struct
-class InverseProbability:
-    """d_i = 1 / pi_i."""
-
-
-@struct
-class EqualProgress:
-    """FedNova's d_i = Q_eff / (Q_i sum_C p), with Q_eff the cohort's mean number of steps."""
-
-
-_D = {"inverse-probability": InverseProbability(), "equal-progress": EqualProgress()}
-
-
-def wrap_d(d: Any, words: Iterable[str] = tuple(_D)) -> Any:
-    """An aggregation step size by its name, or as it is."""
-    if not isinstance(d, str):
-        return d
-    if d not in words:
-        raise unknown("d", d, [*words, "a number", "rk.PerClient"])
-    return _D[d]
-
-
 def wrap_drift(drift: Any) -> Any:
     """None means no control."""
     return NoControl() if drift is None else drift
+
+
+def read_drift(argument: str, text: str) -> Any:
+    """`none`, `control-variates`, `duals:1:0.5` or `duals:1:0.5:2`."""
+    forms = {
+        "none/0": lambda: None,
+        "control-variates/0": ControlVariates,
+        "duals/2": lambda gamma, a: Duals(Rates(gamma), a),
+        "duals/3": lambda gamma, a, d: Duals(Rates(gamma), a, d),
+    }
+    return parse_words(argument, text, forms, "none, control-variates, duals:GAMMA:A and duals:GAMMA:A:D")
+
+
+def drift_field() -> Any:
+    """A method's field `drift`."""
+    text = "Drift control: none, control-variates, duals:GAMMA:A or duals:GAMMA:A:D."
+    return component(read=read_drift, text=text, wrapped=wrap_drift)
 
 
 def check_drift(drift: Any, lr: Rates, server_lr: Rates | None = None) -> None:

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 
 from rookery.errors import InputError
 from rookery.federation.client import Client
+from rookery.federation.codec import part
+from rookery.federation.fields import component, count, parse_words, whole
 from rookery.federation.method import struct
-from rookery.federation.steps import check_count
 from rookery.vectors import Sequences, Vector
 
 
@@ -30,6 +31,7 @@ def _field(client: Client, z: Sequences, v: Vector, sample: Any) -> Sequences:
     )
 
 
+@part
 @struct
 class Neumann:
     """v = s sum_{k < terms} (I - s H_i)^k grad_y f_i, with a fresh Hessian sample for every factor.
@@ -39,17 +41,14 @@ class Neumann:
       step: s, below 2 / the largest eigenvalue of H_i.
     """
 
-    terms: int = 10
+    terms: int = count(default=10)
     step: float = 0.1
-
-    component = True
 
     @property
     def moves(self) -> tuple[str, ...]:
         return ("x", "y")
 
     def check(self) -> None:
-        check_count("terms", self.terms)
         if not self.step > 0:
             raise InputError(f"step: {self.step} was given; a positive number is needed")
 
@@ -66,6 +65,7 @@ class Neumann:
         return [_field(client, z, self.step * total, sample) for z, (_, total) in zip(points, sums)]
 
 
+@part
 @struct
 class ConjugateGradient:
     """v = H_i^-1 grad_y f_i by conjugate gradients, on one sample.
@@ -76,16 +76,14 @@ class ConjugateGradient:
       iterations: how many; as many as y has entries solve it exactly, up to rounding.
     """
 
-    iterations: int = 10
-
-    component = True
+    iterations: int = count(default=10)
 
     @property
     def moves(self) -> tuple[str, ...]:
         return ("x", "y")
 
     def check(self) -> None:
-        check_count("iterations", self.iterations)
+        """What it is set to is checked when it is bound."""
 
     def fields(self, client: Client, points: Sequence[Sequences], key: jax.Array) -> list[Sequences]:
         sample = client.sample(key)
@@ -108,11 +106,10 @@ class ConjugateGradient:
         return v
 
 
+@part
 @struct
 class Tracked:
     """v is a sequence of its own, kept on the client: D.v = H_i v - grad_y f_i."""
-
-    component = True
 
     @property
     def moves(self) -> tuple[str, ...]:
@@ -137,3 +134,19 @@ def moves_of(estimator: Any) -> tuple[str, ...]:
             "rk.Tracked() is needed"
         )
     return estimator.moves
+
+
+def read_estimator(argument: str, text: str) -> Estimator:
+    """`neumann:10:0.1`, `cg:10` or `tracked`."""
+    forms = {
+        "neumann/2": lambda terms, step: Neumann(whole(terms), step),
+        "cg/1": lambda iterations: ConjugateGradient(whole(iterations)),
+        "tracked/0": Tracked,
+    }
+    return parse_words(argument, text, forms, "neumann:TERMS:STEP, cg:ITERATIONS and tracked")
+
+
+def estimator_field() -> Any:
+    """A method's field `hypergradient`."""
+    text = "How the adjoint is found: neumann:TERMS:STEP, cg:ITERATIONS or tracked."
+    return component(Neumann(), read=read_estimator, text=text, given="neumann:10:0.1")

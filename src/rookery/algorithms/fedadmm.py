@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rookery.algorithms.fedvra import FedVRAState, check_gamma
 from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, Work, first_round, method
-from rookery.federation.rates import Amount
+from rookery.federation.fields import amount, rates, steps
+from rookery.federation.method import Rates, Steps, first_round, method
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -39,9 +41,9 @@ class FedADMM:
     Reference: Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework, Algorithm 2.
     """
 
-    lr: Rates
-    gamma: Amount = 0.1
-    local_steps: Work = 1
+    lr: Rates = rates()
+    gamma: Any = amount(default=0.1)
+    local_steps: Steps = steps(default=1)
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")

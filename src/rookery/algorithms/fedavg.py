@@ -5,8 +5,9 @@ from __future__ import annotations
 from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, Work, method, static
-from rookery.federation.server import Server, ServerState, check_server, server_state, wrap_server
+from rookery.federation.fields import rates, steps
+from rookery.federation.method import Rates, Steps, method, static
+from rookery.federation.server import Server, ServerState, check_server, server_field, server_state
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -43,14 +44,11 @@ class FedAvg:
     unbiased form as in Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework.
     """
 
-    lr: Rates
-    local_steps: Work = 1
+    lr: Rates = rates()
+    local_steps: Steps = steps(default=1)
     normalised: bool = static(default=False)
     weight_decay: float = 0.0
-    server: Server = None  # type: ignore[assignment]
-
-    def __post_init__(self):
-        object.__setattr__(self, "server", wrap_server(self.server))
+    server: Server = server_field()
 
     def check(self, problem: Problem, population: int) -> None:
         check_server(self.server, problem)

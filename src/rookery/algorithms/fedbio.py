@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from rookery.algorithms.drift import Drift, check_drift, wrap_drift
+from rookery.algorithms.drift import Drift, check_drift, drift_field
 from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, Work, method
+from rookery.federation.fields import rates, steps
+from rookery.federation.method import Rates, Steps, method
 from rookery.federation.replies import Scaled
-from rookery.federation.server import Server, ServerState, check_server, server_state, wrap_server
+from rookery.federation.server import Server, ServerState, check_server, server_field, server_state
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -42,14 +43,10 @@ class FedBiO:
     Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 1.
     """
 
-    lr: Rates
-    local_steps: Work = 1
-    drift: Drift = None  # type: ignore[assignment]
-    server: Server = None  # type: ignore[assignment]
-
-    def __post_init__(self):
-        object.__setattr__(self, "drift", wrap_drift(self.drift))
-        object.__setattr__(self, "server", wrap_server(self.server))
+    lr: Rates = rates()
+    local_steps: Steps = steps(default=1)
+    drift: Drift = drift_field()
+    server: Server = server_field()
 
     def check(self, problem: Problem, population: int) -> None:
         check_drift(self.drift, self.lr)

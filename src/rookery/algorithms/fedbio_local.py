@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rookery.algorithms.estimators import Estimator, Neumann, moves_of
+from rookery.algorithms.estimators import Estimator, estimator_field, moves_of
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
+from rookery.federation.fields import rates, steps
 from rookery.federation.method import Rates, State, Steps, method
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
@@ -47,9 +48,9 @@ class FedBiOLocal:
     Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 3.
     """
 
-    lr: Rates
-    local_steps: Steps = 1
-    hypergradient: Estimator = Neumann()
+    lr: Rates = rates()
+    local_steps: Steps = steps(default=1, epochs=False)
+    hypergradient: Estimator = estimator_field()
 
     kinds = ("bilevel",)
     scopes = ("local",)

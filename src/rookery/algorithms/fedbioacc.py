@@ -7,8 +7,8 @@ from typing import Any
 from rookery.algorithms.storm import AccState, alpha, check_storm
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, first_round, method, static, struct
-from rookery.federation.steps import check_count
+from rookery.federation.fields import count, rates
+from rookery.federation.method import Rates, first_round, method, struct
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -55,19 +55,17 @@ class FedBiOAcc:
     Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 2.
     """
 
-    lr: Rates
-    local_steps: int = 1
-    momentum: Rates = Rates(1.0)
+    lr: Rates = rates()
+    local_steps: int = count(default=1)
+    momentum: Rates = rates(default=Rates(1.0))
     delta: float = 1.0
     offset: float = 1.0
-    first_batch: int | None = static(default=None)
+    first_batch: int | None = count(default=None, static=True)
 
     scopes = ("shared",)
 
     def check(self, problem: Problem, population: int) -> None:
         check_storm(self, problem.names)
-        if self.first_batch is not None:
-            check_count("first_batch", self.first_batch)
 
     def init(self, problem: Problem, z: Sequences) -> AccState:
         return AccState(z, first_round(), m=z.zeros())

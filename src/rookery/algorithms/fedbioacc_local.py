@@ -8,11 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.algorithms.estimators import Estimator, Neumann, moves_of
+from rookery.algorithms.estimators import Estimator, estimator_field, moves_of
 from rookery.algorithms.fedbio_local import check_local_lower
 from rookery.algorithms.storm import AccState, alpha, check_storm
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
+from rookery.federation.fields import count, rates
 from rookery.federation.method import Rates, first_round, method, struct
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
@@ -59,12 +60,12 @@ class FedBiOAccLocal:
     Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 4.
     """
 
-    lr: Rates
-    local_steps: int = 1
-    momentum: Rates = Rates(1.0)
+    lr: Rates = rates()
+    local_steps: int = count(default=1)
+    momentum: Rates = rates(default=Rates(1.0))
     delta: float = 1.0
     offset: float = 1.0
-    hypergradient: Estimator = Neumann()
+    hypergradient: Estimator = estimator_field()
 
     kinds = ("bilevel",)
     scopes = ("local",)

@@ -6,7 +6,8 @@ from rookery.algorithms.local_steps import descend
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, State, Work, first_round, method, struct
+from rookery.federation.fields import rates, steps
+from rookery.federation.method import Rates, State, Steps, first_round, method, struct
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -44,9 +45,9 @@ class FedDyn:
     Reference: Acar et al., Federated Learning Based on Dynamic Regularization, 2021.
     """
 
-    lr: Rates
+    lr: Rates = rates()
     alpha: float = 0.1
-    local_steps: Work = 1
+    local_steps: Steps = steps(default=1)
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")

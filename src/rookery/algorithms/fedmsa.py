@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, State, first_round, method, static, struct
-from rookery.federation.steps import check_count
+from rookery.federation.fields import count, rates
+from rookery.federation.method import Rates, State, first_round, method, struct
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -53,16 +53,14 @@ class FedMSA:
     Reference: Federated Multi-Sequence Stochastic Approximation with Local Hypergradient Estimation, Algorithm 1.
     """
 
-    lr: Rates
-    local_steps: int = 1
+    lr: Rates = rates()
+    local_steps: int = count(default=1)
     momentum: float = 1.0
-    local_clients: int = static(default=1)
+    local_clients: int = count(default=1, static=True)
 
     scopes = ("shared",)
 
     def check(self, problem: Problem, population: int) -> None:
-        check_count("local_steps", self.local_steps)
-        check_count("local_clients", self.local_clients)
         if not 0 < self.momentum <= 1:
             raise InputError(f"momentum: {self.momentum} was given; 0 < rho <= 1 is needed")
         if self.local_clients > population:

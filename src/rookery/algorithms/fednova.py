@@ -7,7 +7,8 @@ from typing import Any
 from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, State, Work, method
+from rookery.federation.fields import rates, steps
+from rookery.federation.method import Rates, State, Steps, method
 from rookery.vectors import Sequences
 
 
@@ -31,8 +32,8 @@ class FedNova:
     Reference: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, 2020.
     """
 
-    lr: Rates
-    local_steps: Work = 1
+    lr: Rates = rates()
+    local_steps: Steps = steps(default=1)
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")

@@ -11,7 +11,8 @@ from rookery.algorithms.local_steps import descend
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, State, Work, method
+from rookery.federation.fields import rates, steps
+from rookery.federation.method import Rates, State, Steps, method
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -45,10 +46,10 @@ class FedPD:
     2020, option I.
     """
 
-    lr: Rates
+    lr: Rates = rates()
     eta: float = 1.0
     skip: float = 0.0
-    local_steps: Work = 1
+    local_steps: Steps = steps(default=1)
     weight_decay: float = 0.0
 
     kinds = ("single",)

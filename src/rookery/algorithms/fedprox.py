@@ -5,7 +5,8 @@ from __future__ import annotations
 from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, State, Work, method, static
+from rookery.federation.fields import rates, steps
+from rookery.federation.method import Rates, State, Steps, method, static
 from rookery.vectors import Sequences
 
 
@@ -32,9 +33,9 @@ class FedProx:
     Reference: Li et al., Federated Optimization in Heterogeneous Networks, 2020.
     """
 
-    lr: Rates
+    lr: Rates = rates()
     mu: float = 0.01
-    local_steps: Work = 1
+    local_steps: Steps = steps(default=1)
     normalised: bool = static(default=False)
     weight_decay: float = 0.0
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from rookery.algorithms.drift import EqualProgress, InverseProbability, wrap_d
+from rookery.algorithms.drift import AGGREGATION, EqualProgress, InverseProbability
 from rookery.algorithms.local_steps import descend
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Plan, Rates, State, Work, first_round, method, struct
-from rookery.federation.rates import Amount, PerClient
+from rookery.federation.fields import amount, rates, steps
+from rookery.federation.method import Plan, Rates, State, Steps, first_round, method, struct
+from rookery.federation.rates import PerClient
 from rookery.federation.replies import Scaled
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
@@ -59,17 +60,14 @@ class FedVRA:
     Reference: Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework, Algorithm 1.
     """
 
-    lr: Rates
-    gamma: Amount = 0.1
-    a: Amount = 1.0
-    d: Amount = "inverse-probability"
-    local_steps: Work = 1
+    lr: Rates = rates()
+    gamma: Any = amount(default=0.1)
+    a: Any = amount(default=1.0)
+    d: Any = amount(default="inverse-probability", words=AGGREGATION, name="d")
+    local_steps: Steps = steps(default=1)
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")
-
-    def __post_init__(self):
-        object.__setattr__(self, "d", wrap_d(self.d))
 
     def check(self, problem: Problem, population: int) -> None:
         check_gamma(self.gamma)

@@ -6,16 +6,27 @@ from typing import Any
 
 import jax
 
-from rookery.algorithms.drift import wrap_d
+from rookery.algorithms.drift import AGGREGATION
 from rookery.algorithms.fedvra import FedVRAState, aggregated, check_convergence, check_gamma, inverse_of_mean, upload
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Plan, Rates, Work, first_round, method, static
-from rookery.federation.rates import Amount
+from rookery.federation.fields import amount, component, number, parse_words, rates, steps
+from rookery.federation.method import Plan, Rates, Steps, first_round, method
 from rookery.problems.base import Problem
-from rookery.problems.sets import ConstraintSet
+from rookery.problems.sets import Ball, Box, ConstraintSet, Simplex
 from rookery.vectors import Sequences, Vector
+
+
+def read_set(argument: str, text: str) -> Any:
+    """`none`, `simplex`, `box:-1:1` or `ball:2`."""
+    forms = {"none/0": lambda: None, "simplex/0": Simplex, "box/2": Box, "ball/1": Ball}
+    return parse_words(argument, text, forms, "none, simplex, box:LOW:HIGH and ball:RADIUS")
+
+
+def set_field() -> Any:
+    """A field that is a set, part of the structure."""
+    return component(read=read_set, text="The set: none, simplex, box:LOW:HIGH or ball:RADIUS.", static=True)
 
 
 @method
@@ -52,22 +63,19 @@ class FedVRAU:
     Reference: Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework, Algorithm 3.
     """
 
-    lr: Rates
-    gamma: Amount = 0.1
-    a: Amount = 1.0
-    d: Amount = "inverse-probability"
-    local_steps: Work = 1
-    client_lr: float = 0.1
-    client_steps: Work = 1
-    client_set: ConstraintSet | None = static(default=None)
-    server_set: ConstraintSet | None = static(default=None)
+    lr: Rates = rates()
+    gamma: Any = amount(default=0.1)
+    a: Any = amount(default=1.0)
+    d: Any = amount(default="inverse-probability", words=AGGREGATION, name="d")
+    local_steps: Steps = steps(default=1)
+    client_lr: float = number(default=0.1, rate_of="y")
+    client_steps: Steps = steps(default=1)
+    client_set: ConstraintSet | None = set_field()
+    server_set: ConstraintSet | None = set_field()
     weight_decay: float = 0.0
 
     kinds = ("joint",)
     uses = ("x",)
-
-    def __post_init__(self):
-        object.__setattr__(self, "d", wrap_d(self.d))
 
     def check(self, problem: Problem, population: int) -> None:
         check_gamma(self.gamma)

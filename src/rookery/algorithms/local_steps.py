@@ -14,11 +14,9 @@ from rookery.errors import InputError, failing
 from rookery.federation.client import Client
 from rookery.federation.method import static, struct
 from rookery.federation.rates import Rates
-from rookery.federation.steps import Epochs, Work, largest_steps
+from rookery.federation.steps import Epochs, Steps, largest_steps
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
-
-Coefficients = Any  # None, a table of shape (steps,) or (clients, steps), or a function of (k, client, round)
 
 
 @struct
@@ -33,7 +31,7 @@ def wrap_coefficients(coefficients: Any) -> Any:
     return CoefficientFunction(coefficients) if callable(coefficients) else coefficients
 
 
-def check_coefficients(coefficients: Any, steps: Work, population: int) -> None:
+def check_coefficients(coefficients: Any, steps: Steps, population: int) -> None:
     """Refuses a table of coefficients that does not reach every local step."""
     if coefficients is None:
         return

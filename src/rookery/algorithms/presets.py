@@ -11,9 +11,8 @@ from rookery.algorithms.fedavg import FedAvg
 from rookery.algorithms.fedbioacc import FedBiOAcc
 from rookery.algorithms.fednest import FedNest
 from rookery.algorithms.simfbo import SimFBO
-from rookery.errors import InputError
 from rookery.federation.rates import Rates
-from rookery.federation.server import ServerOptimiser
+from rookery.federation.server_optimiser import from_optax
 
 
 def StocBiO(lr: Rates, neumann_step: float = 0.01, neumann_terms: int = 5, lower_steps: Any = 10) -> FedNest:
@@ -58,12 +57,3 @@ def FedYogi(
 ) -> FedAvg:
     """FedYogi (Reddi et al., 2021): FedAvg with Yogi on the server. Other options are FedAvg's."""
     return FedAvg(lr=lr, server=from_optax("yogi", learning_rate=server_lr, b1=b1, b2=b2, eps=eps), **options)
-
-
-def from_optax(name: str, **numbers: float) -> ServerOptimiser:
-    """An optimiser of optax by its name, with its numbers."""
-    try:
-        import optax
-    except ImportError:
-        raise InputError("server: optax is not installed; install it with pip install optax") from None
-    return ServerOptimiser(getattr(optax, name), **numbers)

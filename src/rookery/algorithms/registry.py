@@ -25,7 +25,9 @@ from rookery.algorithms.scaffold import Scaffold
 from rookery.algorithms.shrofbo import ShroFBO
 from rookery.algorithms.simfbo import SimFBO
 from rookery.algorithms.vrlsgd import VRLSGD
-from rookery.errors import unknown
+from rookery.errors import InputError, unknown
+from rookery.federation.method import is_method
+from rookery.own_code import file_and_class, full_name, load_class
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,12 @@ class Row:
     exactness: str
     client_state: str = "none"
     unequal_steps: str = "yes"
+    file: str | None = None  # of a method of the user's own: its whole name, FILE.py:Class
 
     @property
     def name(self) -> str:
         """Its name on the command line."""
-        return self.method.__name__.lower()
+        return self.file or self.method.__name__.lower()
 
     @property
     def participation(self) -> str:
@@ -179,7 +182,13 @@ METHODS: dict[str, Row] = {
 
 
 def find_method(name: str) -> Row:
-    """A method's row by its name on the command line."""
+    """A method's row by its name on the command line, or one's own as `path/to/file.py:Class`."""
+    if file_and_class(name) is not None:
+        cls = load_class(name, "method")
+        if not is_method(cls):
+            raise InputError(f"method: {cls.__name__} was given, which is no method; make it one with @rk.method")
+        summary = (cls.__doc__ or "a method of one's own").strip().split("\n")[0].rstrip(".")
+        return Row(cls, summary, "as it makes", "as it sends", "not known", file=full_name(name))
     if name.lower() not in METHODS:
-        raise unknown("method", name, METHODS)
+        raise unknown("method", name, [*METHODS, "FILE.py:CLASS"])
     return METHODS[name.lower()]

@@ -6,19 +6,12 @@ from typing import Any
 
 import jax
 
-from rookery.errors import unknown
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.method import Rates, Steps, static, struct
 from rookery.vectors import Vector
 
 SOLVERS = ("svrg", "sgd")
-
-
-def check_solver(solver: str) -> None:
-    """Refuses a lower solver that is not there."""
-    if solver not in SOLVERS:
-        raise unknown("lower_solver", solver, SOLVERS)
 
 
 @struct

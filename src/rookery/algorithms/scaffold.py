@@ -5,7 +5,8 @@ from __future__ import annotations
 from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, State, Work, first_round, method, struct
+from rookery.federation.fields import rates, steps
+from rookery.federation.method import Rates, State, Steps, first_round, method, struct
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -46,9 +47,9 @@ class Scaffold:
     Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020.
     """
 
-    lr: Rates
+    lr: Rates = rates()
     server_lr: float = 1.0
-    local_steps: Work = 1
+    local_steps: Steps = steps(default=1)
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from rookery.algorithms.drift import Drift, check_drift, wrap_drift
-from rookery.algorithms.local_steps import Coefficients, check_coefficients, check_radius, descend, wrap_coefficients
+from rookery.algorithms.drift import Drift, check_drift, drift_field
+from rookery.algorithms.local_steps import check_coefficients, check_radius, descend, wrap_coefficients
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.method import Rates, Work, method
+from rookery.federation.fields import rates, steps, table
+from rookery.federation.method import Rates, Steps, method
 from rookery.federation.replies import Scaled
-from rookery.federation.server import Server, ServerState, check_server, server_state, wrap_server
+from rookery.federation.server import Server, ServerState, check_server, server_field, server_state
 from rookery.problems.base import Problem
 from rookery.problems.sets import ball
 from rookery.vectors import Sequences
@@ -51,18 +52,13 @@ class ShroFBO:
     Algorithm 1, equations (7) and (8).
     """
 
-    lr: Rates
-    server_lr: Rates | None = None
-    local_steps: Work = 1
-    coefficients: Coefficients = None
+    lr: Rates = rates()
+    server_lr: Rates | None = rates(default=None)
+    local_steps: Steps = steps(default=1)
+    coefficients: Any = table(wrap_coefficients)
     radius: float | None = None
-    drift: Drift = None  # type: ignore[assignment]
-    server: Server = None  # type: ignore[assignment]
-
-    def __post_init__(self):
-        object.__setattr__(self, "coefficients", wrap_coefficients(self.coefficients))
-        object.__setattr__(self, "drift", wrap_drift(self.drift))
-        object.__setattr__(self, "server", wrap_server(self.server))
+    drift: Drift = drift_field()
+    server: Server = server_field()
 
     def check(self, problem: Problem, population: int) -> None:
         check_coefficients(self.coefficients, self.local_steps, population)

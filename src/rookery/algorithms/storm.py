@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.method import State, struct
-from rookery.federation.steps import LARGEST, is_count
 from rookery.vectors import Sequences
 
 
@@ -27,13 +26,7 @@ def alpha(method: Any, client: Client, k: Any) -> Any:
 
 
 def check_storm(method: Any, names: tuple[str, ...]) -> None:
-    """Refuses an I that is not one number, and momenta with c alpha^2 > 1."""
-    name = type(method).__name__
-    if not is_count(method.local_steps):
-        raise InputError(
-            f"local_steps: {method.local_steps!r} was given; {name} needs one whole number from 1 for all clients, at "
-            f"most {LARGEST}"
-        )
+    """Refuses step sizes that do not fall, and momenta with c alpha^2 > 1."""
     if not (method.delta > 0 and method.offset > -1):
         raise InputError(
             f"delta, offset: {method.delta}, {method.offset} were given; delta > 0 and offset > -1 are needed"

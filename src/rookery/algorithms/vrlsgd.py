@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
+from rookery.federation.fields import count, rates
 from rookery.federation.method import Rates, State, method, struct
-from rookery.federation.steps import check_count
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -42,15 +42,12 @@ class VRLSGD:
     Reference: Liang et al., Variance Reduced Local SGD with Lower Communication Complexity, 2019.
     """
 
-    lr: Rates
-    local_steps: int = 1
+    lr: Rates = rates()
+    local_steps: int = count(default=1)
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")
     participation = "all"
-
-    def check(self, problem: Problem, population: int) -> None:
-        check_count("local_steps", self.local_steps)
 
     def client(self, problem: Problem, z: Sequences) -> VRLClient:
         shared = z.only(problem.shared)

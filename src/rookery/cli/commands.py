@@ -30,7 +30,7 @@ from rookery.experiments.experiment import (
     read_experiment,
 )
 from rookery.experiments.experiment import resume_folder as resume_run
-from rookery.own_code import file_and_class, full_name
+from rookery.own_code import file_and_class, full_name, short_name
 from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
 from rookery.runs.files import hold, read_json, write_text
@@ -67,13 +67,13 @@ def run(arguments: list[str], console: Console) -> int:
         raise InputError("run: a task and a method are needed, as in: rookery run hyperrep simfbo")
     if len(words) > 2:
         raise InputError(f"run: {words[2]!r} was given after the task and the method; options begin with --")
-    task_name, method_name = full_name(words[0]), words[1]
-    task, row = find_task(task_name), find_method(method_name)
+    task_name = full_name(words[0])
+    task, row = find_task(task_name), find_method(words[1])
     parsed = parse_options(task_name, task, row, arguments[2:], RunOptions)
     experiment = Experiment(task_name, parsed.task, row.name, parsed.method, parsed.run)
     with watched(experiment, console) as callbacks:
         result, folder = launch(experiment, parsed.run.out, callbacks)
-    return _conclude(console, row.name, result, folder)
+    return _conclude(console, short_name(row.name), result, folder)
 
 
 def resume(arguments: list[str], console: Console) -> int:
@@ -81,18 +81,19 @@ def resume(arguments: list[str], console: Console) -> int:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise InputError("resume: the folder of one run is needed, as in: rookery resume runs/mine")
     folder = Path(arguments[0])
-    name = str(read_config(folder).get("task_name"))
-    if (own := file_and_class(name)) is not None:
-        said = f"this runs the code in {own[0]}, if its sha256 is the one that the run recorded"
-        console.print(said, markup=False, soft_wrap=True)
+    config = read_config(folder)
+    for name in (config.get("task_name"), config.get("method_file")):
+        if isinstance(name, str) and (own := file_and_class(name)) is not None:
+            said = f"this runs the code in {own[0]}, if its sha256 is the one that the run recorded"
+            console.print(said, markup=False, soft_wrap=True)
     experiment = read_experiment(folder)
     if has_ended(folder):
         console.print(f"{folder} has ended; there is nothing to go on with", markup=False, soft_wrap=True)
-        show_results(console, {experiment.method_name: Result.load(folder)})
+        show_results(console, {short_name(experiment.method_name): Result.load(folder)})
         return 0
     with watched(experiment, console) as callbacks:
         result, _ = resume_run(folder, callbacks)
-    return _conclude(console, experiment.method_name, result, folder)
+    return _conclude(console, short_name(experiment.method_name), result, folder)
 
 
 @contextlib.contextmanager
@@ -100,7 +101,7 @@ def watched(experiment: Experiment, console: Console) -> Iterator[Callable[[Path
     """A progress bar, warnings as sentences, and logging where it is asked for: what makes a run's callbacks."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_sentences(console))
-        label = f"{Path(experiment.task_name).stem} {experiment.method_name}"
+        label = f"{Path(experiment.task_name).stem} {short_name(experiment.method_name)}"
         bar = stack.enter_context(Bars(console)).add(label, experiment.options.rounds)
 
         def callbacks(folder: Path) -> list[Any]:
@@ -171,8 +172,10 @@ def compare(arguments: list[str], console: Console) -> int:
     options: CompareOptions = filled.run
     shared = {field.name: getattr(options, field.name) for field in dataclasses.fields(Surroundings)}
     experiments = {}
-    for label in labels:
-        method = parse_method(label, task)
+    for words_of_it in labels:
+        label, method = parse_method(words_of_it, task)
+        if label in experiments:
+            raise InputError(f"compare: {label} was given twice; give classes of different names")
         experiments[label] = Experiment(task_name, filled.task, label, method, Options(**shared))
     comparing.check(options.exchanges, options.seeds, options.tune_budget)
     budget = options.tune_budget if options.tune_budget is not None else (0.0 if options.tune else None)

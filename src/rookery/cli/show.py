@@ -32,7 +32,7 @@ def _table(*columns: str, left: int = 1) -> RichTable:
 def _print(console: Console, table: RichTable) -> None:
     """A table of numbers in full: where the terminal is narrow its lines are broken there, and nothing is cut off."""
     needed = console.measure(table, options=console.options.update(width=10_000)).maximum
-    console.print(table, width=max(console.width, needed), crop=False, soft_wrap=True)
+    Console(file=console.file, width=max(console.width, needed), highlight=False).print(table)
 
 
 def show_list(console: Console) -> None:

@@ -1,35 +1,19 @@
-"""Methods and their parts as json, and back. Imports everything that a method can be made of."""
+"""Experiments as json, and back: dataclasses of plain values, and methods by the names of their classes."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from types import ModuleType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import jax
-import numpy as np
-
-from rookery.algorithms import drift, estimators
-from rookery.algorithms.presets import from_optax
 from rookery.algorithms.registry import METHODS
-from rookery.errors import InputError
-from rookery.federation import rates, server, steps
-from rookery.federation.rates import Rates
-from rookery.federation.server import ServerOptimiser
-from rookery.problems import sets
+from rookery.federation import codec
+from rookery.federation.codec import CLASS
+from rookery.own_code import own_name
 
-CLASS = "class"  # the key that names what a json object is of
+__all__ = ["CLASS", "CLASSES", "build", "decode", "encode"]
 
-
-def _dataclasses(module: ModuleType) -> dict[str, type[Any]]:
-    found = {name: item for name, item in vars(module).items() if isinstance(item, type)}
-    return {name: item for name, item in found.items() if dataclasses.is_dataclass(item)}
-
-
-MODULES = (drift, estimators, rates, server, steps, sets)
-PARTS: dict[str, type[Any]] = {name: item for module in MODULES for name, item in _dataclasses(module).items()}
-PARTS |= {row.method.__name__: row.method for row in METHODS.values()}
+CLASSES = {row.method.__name__: row.method for row in METHODS.values()}
 
 
 def build(cls: type[Any], fields: Mapping[str, Any]) -> Any:
@@ -61,49 +45,14 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def encode(value: Any, name: str = "method") -> Any:
-    """A method, or a part of one, as json holds it."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Rates):
-        return {CLASS: "Rates", **{key: encode(rate, f"{name}.{key}") for key, rate in value.entries().items()}}
-    if isinstance(value, ServerOptimiser):
-        options = {key: encode(option, f"{name}.{key}") for key, option in value.options.items()}
-        return {CLASS: "ServerOptimiser", "optimiser": value.constructor.__name__, **options}
-    if isinstance(value, dict):
-        return {key: encode(item, f"{name}.{key}") for key, item in value.items()}
-    if isinstance(value, np.ndarray | jax.Array):
-        return {CLASS: "array", "type": str(value.dtype), "values": np.asarray(value).tolist()}
-    if isinstance(value, tuple):
-        return {CLASS: "tuple", "items": [encode(item, name) for item in value]}
+    """A method, or some of them, or a part of one, as json has it."""
     if isinstance(value, list):
         return [encode(item, name) for item in value]
-    if PARTS.get(type(value).__name__) is type(value):
-        fields = [field.name for field in dataclasses.fields(value) if field.init]
-        return {CLASS: type(value).__name__, **{key: encode(getattr(value, key), f"{name}.{key}") for key in fields}}
-    raise InputError(f"{name}: {value!r} was given; a run's folder can hold numbers and the library's own parts only")
+    if CLASSES.get(type(value).__name__) is type(value) or own_name(type(value)) is not None:
+        return codec.encode_fields(value, name)
+    return codec.encode(value, name)
 
 
-def decode(value: Any) -> Any:
-    """What `encode` wrote."""
-    if isinstance(value, list):
-        return [decode(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    items = {key: decode(item) for key, item in value.items() if key != CLASS}
-    match value.get(CLASS):
-        case None:
-            return items
-        case "Rates":
-            return Rates(items.pop("default", None), **items)
-        case "array":
-            return np.asarray(items["values"], items["type"])
-        case "tuple":
-            return tuple(items["items"])
-        case "ServerOptimiser":
-            return from_optax(items.pop("optimiser"), **items)
-        case name if name in PARTS:
-            return PARTS[name](**items)
-        case name:
-            raise InputError(f"config: there is no {name!r} in this version of rookery")
+def decode(value: Any, classes: Mapping[str, type[Any]] | None = None) -> Any:
+    """What `encode` wrote; `classes` are the user's own that it may name."""
+    return codec.decode(value, CLASSES | dict(classes or {}))

@@ -224,7 +224,7 @@ def _tune_once(experiment: Experiment, budget: float, path: Path, say: Callable[
         kept = read_json(path, "out", "; remove it, and it is tuned again")
         with undamaged(path, "out", "; remove it, and it is tuned again"):
             if kept["asked"] == asked:
-                return Tuning.from_json(kept)
+                return Tuning.from_json(kept, {type(experiment.method).__name__: type(experiment.method)})
     tuning = tune(experiment, budget, say)
     write_text(path, json.dumps({"asked": asked, **tuning.to_json()}, indent=1))
     return tuning

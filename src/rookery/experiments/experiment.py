@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rookery.algorithms.registry import find_method
 from rookery.data.partitions import parse
 from rookery.errors import InputError
-from rookery.experiments.codec import build, decode, encode
+from rookery.experiments.codec import CLASS, build, decode, encode
 from rookery.federation.sampling import All, Uniform
-from rookery.own_code import source_hash
+from rookery.own_code import own_name, short_name, source_hash
 from rookery.runs.checkpoint import Checkpoints, Continued, latest_round
-from rookery.runs.files import read_json, write_text
+from rookery.runs.files import read_json, remove_folder, remove_leftovers, slug, write_text
 from rookery.runs.folder import HistoryFile, open_folder, versions, write_results
 from rookery.runs.result import HISTORY, RESULT, Result
 from rookery.runs.run import Interrupted, run
@@ -30,7 +31,6 @@ from rookery.tasks.base import Assembly
 from rookery.tasks.registry import find_task
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
-SOURCE = "task_source"  # where a configuration has the digest of a task's file
 
 Callback = Callable[[int, dict], Any]
 
@@ -119,36 +119,48 @@ class Experiment:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that makes the experiment again; of a task of the user's own also a digest of its file."""
-        source = source_hash(self.task_name, "task")
+        """Everything that makes the experiment again; of code of the user's own also a digest of its file."""
+        own = own_name(type(self.method))
+        sources = {"task_source": source_hash(self.task_name, "task")}
+        sources |= {} if own is None else {"method_file": own, "method_source": source_hash(own, "method")}
         return {
             "task_name": self.task_name,
-            **({} if source is None else {SOURCE: source}),
             "task": dataclasses.asdict(self.task),
             "method_name": self.method_name,
             "method": encode(self.method),
+            **{key: source for key, source in sources.items() if source is not None},
             **{field.name: getattr(self.options, field.name) for field in dataclasses.fields(Options)},
         }
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> Experiment:
-        """What `to_json` gave; the file of a task of the user's own is run if it is what it was, and refused if not."""
+        """What `to_json` gave; a file of the user's own is run if it is what it was, and refused if not."""
         try:
             options = build(Options, {field.name: config[field.name] for field in dataclasses.fields(Options)})
             name, method_name = config["task_name"], config["method_name"]
             if not (isinstance(name, str) and isinstance(method_name, str)):
                 raise TypeError(f"task_name and method_name are {name!r} and {method_name!r}")
-            if source_hash(name, "task") != config.get(SOURCE):
-                path = name.rpartition(":")[0]
-                raise InputError(
-                    f"config: {path!r} is not the file that this run was made with, for its sha256 is not the recorded "
-                    "one; bring that file back, or begin the run again"
-                )
-            return cls(name, build(find_task(name), config["task"]), method_name, decode(config["method"]), options)
+            _check_source("task", name, config.get("task_source"))
+            own, classes = config.get("method_file"), {}
+            if own is not None:
+                _check_source("method", own, config.get("method_source"))
+                classes = {config["method"][CLASS]: find_method(own).method}
+            method = decode(config["method"], classes)
+            return cls(name, build(find_task(name), config["task"]), method_name, method, options)
         except InputError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise InputError(f"config: it does not describe an experiment of this version: {error}") from None
+
+
+def _check_source(argument: str, name: str, recorded: str | None) -> None:
+    """Refuses a file of the user's own that is not what it was; its code has not been run by then."""
+    if source_hash(name, argument) != recorded:
+        path = name.rpartition(":")[0]
+        raise InputError(
+            f"config: {path!r} is not the file that this run was made with, for its sha256 is not the recorded one; "
+            "bring that file back, or begin the run again"
+        )
 
 
 INCIDENTAL = ("checkpoint_every", "keep", "tensorboard")  # options on which no number depends
@@ -173,7 +185,7 @@ def launch(
     The folder holds config.json from the beginning, checkpoints/ while the run goes on, and in the end history.csv,
     sequences.safetensors (the final parameters), result.json and state.safetensors, and plot.png.
     """
-    name = f"{Path(experiment.task_name).stem}_{experiment.method_name}"
+    name = f"{Path(experiment.task_name).stem}_{slug(short_name(experiment.method_name))}"
     with open_folder(folder, name) as opened:
         with _discarded_when_refused(opened):
             described = experiment.to_json()
@@ -237,8 +249,11 @@ def _go(experiment: Experiment, assembly: Assembly, folder: Path, callbacks: Any
 
 
 def has_ended(folder: Path) -> bool:
-    """Whether a run's folder holds its results, and nothing to go on from."""
-    return (folder / RESULT).is_file() and not (folder / CHECKPOINTS).is_dir()
+    """Whether a run's folder holds its results, and nothing to go on from; what a kill left aside is removed then."""
+    ended = (folder / RESULT).is_file() and not (folder / CHECKPOINTS).is_dir()
+    if ended:
+        remove_leftovers(folder)
+    return ended
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -272,4 +287,4 @@ def _finish(folder: Path, result: Result, experiment: Experiment, assembly: Asse
     """Writes the results; the checkpoints of a run that has ended are not needed any more."""
     write_results(folder, result, experiment.method_name, assembly.main_metric)
     if result.status != "interrupted":
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        remove_folder(folder / CHECKPOINTS)  # at once: a part of them would look like a run that goes on

@@ -49,8 +49,9 @@ def probe(experiment: Experiment, tuning: bool = False) -> Cost:
 
 def _still(method: Any) -> Any:
     """A method with rates so small that it cannot diverge, where they are numbers."""
-    lr = method.lr if isinstance(method.lr, Rates) else Rates(method.lr)
-    if not _are_numbers(lr):
+    given = getattr(method, "lr", None)
+    lr = given if isinstance(given, Rates) else Rates(given)
+    if given is None or not _are_numbers(lr):
         return method
     return dataclasses.replace(method, lr=lr.map(lambda rate: min(float(rate), 1e-6)))
 
@@ -72,9 +73,9 @@ class Tuning:
         return {"method": encode(self.method), "table": self.table.rows, "gradients": self.gradients}
 
     @classmethod
-    def from_json(cls, kept: Mapping[str, Any]) -> Tuning:
+    def from_json(cls, kept: Mapping[str, Any], classes: Mapping[str, type[Any]] | None = None) -> Tuning:
         """What `to_json` gave."""
-        return cls(decode(kept["method"]), Table(kept["table"]), kept["gradients"])
+        return cls(decode(kept["method"], classes), Table(kept["table"]), kept["gradients"])
 
 
 def tune(experiment: Experiment, budget: float, say: Callable[[str], Any] = lambda text: None) -> Tuning:
@@ -195,6 +196,8 @@ def _try(experiment: Experiment, assembly: Assembly, methods: list[Any], rounds:
 
 def candidates(method: Any) -> tuple[list[Any], list[dict[str, float]], list[float]]:
     """Twelve settings of a method's rates, the rates of each, and how far they are from the method's own."""
+    if not hasattr(method, "lr"):
+        raise InputError(f"tune: {type(method).__name__} has no lr to be tuned; compare it without --tune")
     lr = method.lr if isinstance(method.lr, Rates) else Rates(method.lr)
     rates = dict(lr.entries())
     if not _are_numbers(lr):

@@ -18,7 +18,7 @@ from rookery.federation.keys import client_key, steps_key
 from rookery.federation.ledger import ORACLES
 from rookery.federation.method import find_phase
 from rookery.federation.rates import Rates
-from rookery.federation.steps import Epochs, Work, draw_steps
+from rookery.federation.steps import Epochs, Steps, draw_steps
 from rookery.memory import check_fits
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences, Vector
@@ -254,7 +254,7 @@ class Client:
 
     # Work.
 
-    def steps(self, work: Work) -> jax.Array:
+    def steps(self, work: Steps) -> jax.Array:
         """tau_i, this client's number of local steps in this round."""
         drawn = draw_steps(work, self.index, steps_key(self._call.round_key, self.index))
         return drawn * self._epoch_length() if isinstance(work, Epochs) else drawn

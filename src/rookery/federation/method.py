@@ -18,7 +18,6 @@ It has
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
@@ -27,8 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.errors import InputError
-from rookery.federation.rates import PerClient, Rates, as_float
-from rookery.federation.steps import Epochs, FixedSteps, Steps, Work, bind_steps, check_steps, largest_steps
+from rookery.federation.fields import Scope, amount, bound, count, number, rates, steps, wrapped
+from rookery.federation.rates import Rates
+from rookery.federation.steps import Epochs, FixedSteps, Steps, largest_steps
 from rookery.problems.base import Problem
 from rookery.structs import static, struct
 from rookery.vectors import Sequences
@@ -69,7 +69,9 @@ _DEFAULTS = {
 }
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+@dataclass_transform(
+    frozen_default=True, field_specifiers=(static, dataclasses.field, rates, amount, steps, number, count)
+)
 def method(cls: type[T]) -> type[T]:
     """Makes a method of a class: a frozen dataclass, a pytree, with what it leaves out filled in."""
     for name, default in _DEFAULTS.items():
@@ -77,12 +79,25 @@ def method(cls: type[T]) -> type[T]:
             setattr(cls, name, default)
     if not hasattr(cls, "round"):
         raise InputError(f"{cls.__name__}: a method needs round(self, state, cohort)")
+    own = getattr(cls, "__post_init__", None)
+
+    def __post_init__(self: Any) -> None:
+        wrapped(self)
+        if own is not None:
+            own(self)
+
+    cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
     return struct(cls)
 
 
 def first_round() -> jax.Array:
     """The round counter of a run that has not begun."""
     return jnp.zeros((), jnp.int32)
+
+
+def is_method(cls: type[Any]) -> bool:
+    """Whether a class was made a method."""
+    return dataclasses.is_dataclass(cls) and all(hasattr(cls, name) for name in ("round", *_DEFAULTS))
 
 
 @struct
@@ -155,56 +170,9 @@ def bind(program: T, problem: Problem, population: int) -> T:
             f"{type(program).__name__}: it needs every sequence shared, and {', '.join(local)} of this "
             f"{problem.kind} problem stay local; SimFBO and FedBiO keep local sequences on their clients"
         )
-    bound: Any = _bound(owner, owner.uses or problem.names, problem.shared, population)
-    bound.check(problem, population)
-    return bound
-
-
-def _bound(owner: Any, names: tuple[str, ...], shared: tuple[str, ...], population: int, prefix: str = "") -> Any:
-    """A method or a component with its fields checked and its numbers made rates, by the types they declare."""
-    changes = {}
-    for field in dataclasses.fields(owner):
-        value, argument = getattr(owner, field.name), prefix + field.name
-        declared = str(field.type)  # a string or a type, as the module has it
-        if re.search(r"\bRates\b", declared):
-            changes[field.name] = _rates(argument, value, declared, names, population)
-        elif re.search(r"\bAmount\b", declared):
-            if value is None:
-                raise InputError(f"{argument}: None was given; a number, a schedule or rk.PerClient is needed")
-            if isinstance(value, PerClient) or not dataclasses.is_dataclass(value):
-                changes[field.name] = _checked(value, argument, (), population)
-        elif re.search(r"\bWork\b", declared):
-            check_steps(argument, value, population, epochs=True)
-            changes[field.name] = bind_steps(value)
-        elif re.search(r"Steps\b", declared):
-            check_steps(argument, value, population)
-            changes[field.name] = bind_steps(value)
-        elif declared.startswith("float") and value is not None:
-            if callable(value):
-                raise InputError(f"{argument}: a function was given; one number for the whole run is needed")
-            Rates(value).check(argument, ())
-            changes[field.name] = as_float(value)
-        elif getattr(value, "component", False) and not isinstance(value, type):
-            changes[field.name] = _bound(value, shared, shared, population, f"{argument}.")
-    return dataclasses.replace(owner, **changes)
-
-
-def _rates(argument: str, value: Any, declared: str, names: tuple[str, ...], population: int) -> Any:
-    if value is None and "None" in declared:
-        return None
-    if not isinstance(value, Rates) and len(names) > 1:
-        raise InputError(
-            f"{argument}: {value!r} was given and this problem has {', '.join(names)}; "
-            f"use rk.Rates({value!r}) for one rate in all of them"
-        )
-    return _checked(value, argument, names, population)
-
-
-def _checked(value: Any, argument: str, names: tuple[str, ...], population: int) -> Rates:
-    """Rates with every number checked and made a float: a whole number is no other program than one with a point."""
-    rates = value if isinstance(value, Rates) else Rates(value)
-    rates.check(argument, names, population)
-    return rates.map(as_float)
+    ready: Any = bound(owner, Scope(owner.uses or problem.names, problem.shared, population))
+    ready.check(problem, population)
+    return ready
 
 
 __all__ = [
@@ -212,7 +180,6 @@ __all__ = [
     "Rates",
     "State",
     "Steps",
-    "Work",
     "bind",
     "find_phase",
     "first_round",

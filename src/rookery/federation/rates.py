@@ -18,8 +18,6 @@ from rookery.vectors import Scalar, Sequences
 
 _DEFAULT = "default"
 
-Amount = Any  # in a method's fields: one number for all sequences, a schedule of the round, or PerClient
-
 
 @struct
 class PerClient:

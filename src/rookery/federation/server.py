@@ -1,8 +1,4 @@
-"""The server's step: plain, or through an optimiser of the optax kind. Imports contracts only.
-
-The optimiser is built inside the program from its constructor and its numbers, so these stay traced: changing one does
-not recompile, and a sweep over them is one program.
-"""
+"""The server's step: plain, or through an optimiser of the optax kind. Imports contracts only."""
 
 from __future__ import annotations
 
@@ -11,11 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.tree_util import DictKey, register_pytree_with_keys_class
 
 from rookery.errors import InputError, unknown
+from rookery.federation.codec import part
+from rookery.federation.fields import component, parse_words
 from rookery.federation.method import State, first_round, struct
-from rookery.federation.rates import Rates, as_float
+from rookery.federation.rates import Rates
+from rookery.federation.server_optimiser import ServerOptimiser, from_optax, is_traced
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -33,6 +31,7 @@ def server_state(method: Any, z: Sequences, duals: Any = ()) -> ServerState:
     return ServerState(z, first_round(), optimiser=method.server.init(z), duals=duals)
 
 
+@part
 @struct
 class PlainServer:
     """z <- z - gamma d."""
@@ -44,55 +43,7 @@ class PlainServer:
         return z - (d if gamma is None else gamma * d), ()
 
 
-@register_pytree_with_keys_class
-class ServerOptimiser:
-    """z <- z + u, where u comes of the aggregated direction d by an optax transformation, as if d were a gradient.
-
-    >>> import optax
-    >>> ServerOptimiser(optax.adam, learning_rate=0.01, b1=0.9)
-    ServerOptimiser(adam, learning_rate=0.01, b1=0.9)
-
-    Args:
-      constructor: a function that gives a transformation, such as `optax.adam`.
-      options: what it is called with; numbers are traced, the rest is structure.
-    """
-
-    def __init__(self, constructor: Callable[..., Any], **options: Any):
-        if not callable(constructor):
-            raise InputError(f"server: {constructor!r} was given; a constructor such as optax.adam is needed")
-        self.constructor = constructor
-        self.options = {name: as_float(value) for name, value in options.items()}
-
-    def replace(self, **options: Any) -> ServerOptimiser:
-        """The same optimiser with some options set."""
-        return ServerOptimiser(self.constructor, **(self.options | options))
-
-    def init(self, z: Sequences) -> Any:
-        return self.constructor(**self.options).init(z)
-
-    def step(self, z: Sequences, d: Sequences, gamma: Rates | None, kept: Any) -> tuple[Sequences, Any]:
-        updates, kept = self.constructor(**self.options).update(d, kept, z)
-        return z + updates, kept
-
-    def __repr__(self) -> str:
-        shown = "".join(f", {name}={value}" for name, value in self.options.items())
-        return f"ServerOptimiser({getattr(self.constructor, '__name__', self.constructor)}{shown})"
-
-    def tree_flatten_with_keys(self):
-        names = tuple(sorted(name for name, value in self.options.items() if _is_traced(value)))
-        fixed = tuple((name, value) for name, value in sorted(self.options.items()) if name not in names)
-        return tuple((DictKey(name), self.options[name]) for name in names), (self.constructor, names, fixed)
-
-    @classmethod
-    def tree_unflatten(cls, structure, children):
-        constructor, names, fixed = structure
-        return cls(constructor, **dict(zip(names, children)), **dict(fixed))
-
-
-def _is_traced(value: Any) -> bool:
-    return not isinstance(value, (bool, str)) and (hasattr(value, "dtype") or isinstance(value, (int, float)))
-
-
+@part
 @struct
 class PerSequence:
     """An optimiser for some sequences; the others take the plain step."""
@@ -138,7 +89,7 @@ def check_server(server: Any, problem: Problem, server_lr: Any = None) -> None:
             "sequences to such, is needed"
         )
     for name, value in server.options.items():
-        if _is_traced(value) and not np.isfinite(value).all():
+        if is_traced(value) and not np.isfinite(value).all():
             raise InputError(f"server.{name}: {value} was given; a finite number is needed")
     if server_lr is not None:
         raise InputError("server_lr: it was given together with server, which has a step size of its own")
@@ -152,3 +103,20 @@ def check_server(server: Any, problem: Problem, server_lr: Any = None) -> None:
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+
+
+def read_server(argument: str, text: str) -> Any:
+    """`none`, `sgd:1:0.9`, `adam:0.01`, ..."""
+
+    def optimiser(word: str) -> Callable[..., Any]:
+        return lambda *numbers: from_optax(word, **dict(zip(("learning_rate", "momentum"), numbers)))
+
+    forms = {"none/0": lambda: None, "sgd/2": optimiser("sgd")}
+    forms |= {f"{word}/1": optimiser(word) for word in ("sgd", "adam", "yogi", "adagrad")}
+    return parse_words(argument, text, forms, "none, sgd:LR, sgd:LR:MOMENTUM, adam:LR, yogi:LR and adagrad:LR")
+
+
+def server_field() -> Any:
+    """A method's field `server`: an optimiser in the place of the server's plain step."""
+    text = "The server's optimiser: none, sgd:LR:MOMENTUM, adam:LR, yogi:LR or adagrad:LR."
+    return component(read=read_server, text=text, wrapped=wrap_server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import re
 from typing import Any
 
 import jax
@@ -87,11 +88,10 @@ class Epochs:
             )
 
 
-Steps = int | FixedSteps | RandomSteps
-Work = Steps | Epochs
+Steps = int | FixedSteps | RandomSteps | Epochs
 
 
-def draw_steps(steps: Work, index: jax.Array, key: jax.Array) -> jax.Array:
+def draw_steps(steps: Steps, index: jax.Array, key: jax.Array) -> jax.Array:
     """A client's number of local steps or epochs in a round; a plain number stays unbatched, so that vmap needs no
     masks."""
     if isinstance(steps, (FixedSteps, RandomSteps, Epochs)):
@@ -99,7 +99,7 @@ def draw_steps(steps: Work, index: jax.Array, key: jax.Array) -> jax.Array:
     return jnp.asarray(steps, jnp.int32)
 
 
-def largest_steps(steps: Steps) -> int:
+def largest_steps(steps: Any) -> int:
     """The most local steps that any client can take."""
     return steps.largest() if isinstance(steps, (FixedSteps, RandomSteps)) else int(steps)
 
@@ -146,3 +146,17 @@ def is_whole(value: Any) -> bool:
     if isinstance(value, numbers.Integral):
         return True
     return isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0 and value.dtype.kind in "iu"
+
+
+def parse_steps(argument: str, text: str, epochs: bool = False) -> Any:
+    """`5`: so many; `1..10`: random per client and round; `1,2,4`: one number per client; `2e`, `1..5e`: epochs."""
+    if re.fullmatch(r"\d{1,20}", text):
+        return int(text)
+    if match := re.fullmatch(r"(\d{1,20})\.\.(\d{1,20})", text):
+        return RandomSteps(int(match[1]), int(match[2]))
+    if re.fullmatch(r"\d{1,20}(,\d{1,20})+", text):
+        return FixedSteps([int(part) for part in text.split(",")])
+    if epochs and (match := re.fullmatch(r"(\d{1,20})(?:\.\.(\d{1,20}))?e", text)):
+        return Epochs(int(match[1]), None if match[2] is None else int(match[2]))
+    allowed = "a number (5), a range (1..10) or a list (1,2,4)" + (", or epochs (2e, 1..5e)" if epochs else "")
+    raise InputError(f"{argument}: {text!r} was given; allowed are {allowed}")

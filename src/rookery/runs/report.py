@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rookery.errors import InputError
+from rookery.own_code import short_name
 from rookery.runs.files import read_json
 from rookery.runs.table import COST
 from rookery.version import __version__
@@ -39,7 +40,7 @@ class Recorded:
 
     @property
     def method(self) -> str:
-        return str(self.config.get("method_name", ""))
+        return short_name(str(self.config.get("method_name", "")))
 
     @property
     def task(self) -> str:
