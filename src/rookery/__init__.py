@@ -50,6 +50,7 @@ from rookery.problems import exact
 from rookery.problems.kinds import Bilevel, Compositional, Field, Joint, Minimax, Single
 from rookery.problems.sets import Ball, Box, Projection, Simplex
 from rookery.runs.analysis import FixedPoint, fixed_point
+from rookery.runs.check import check
 from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.result import Result
 from rookery.runs.run import Interrupted, run
@@ -142,6 +143,7 @@ __all__ = [
     "WithReplacement",
     "__version__",
     "amount",
+    "check",
     "choice",
     "component",
     "count",

@@ -1,7 +1,7 @@
 """Vectors: pytrees with the arithmetic of a vector space, so that an update reads as its formula.
 
 `Vector` is one sequence of a problem (any pytree of arrays); `Sequences` is several of them by name (x, y, v).
-Imports nothing of rookery.
+Imports errors.
 """
 
 from __future__ import annotations
@@ -13,10 +13,16 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import DictKey, GetAttrKey, register_pytree_with_keys_class
 
+from rookery.errors import InputError
+
 Tree = Any
 Scalar = Any
 
 _LARGE = 2.0**48  # the squares of so many numbers below it, and above one over it, are fine in single precision
+
+
+class MissingSequence(InputError, AttributeError):
+    """A sequence that a point does not have."""
 
 
 class Values(dict):
@@ -135,7 +141,10 @@ class Sequences(_Space):
         try:
             return self._vectors[name]
         except KeyError:
-            raise AttributeError(f"there is no sequence {name!r}; there are {', '.join(self.names)}") from None
+            raise MissingSequence(
+                f"z: there is no sequence {name!r}; there are {', '.join(self.names)}; a client's own are there after "
+                "client.enter(z)"
+            ) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._vectors)

@@ -133,3 +133,44 @@ def test_a_part_of_ones_own_is_kept_by_its_name():
 
     with pytest.raises(rk.InputError, match=r"parts that are registered by rk\.part alone"):
         meaning.encode("it", Unknown())
+
+
+# Slips in a method's contract: one sentence each, on both engines.
+
+
+def contract(round=None, steps=None, **extra):
+    body = {"__annotations__": {"lr": rk.Rates}, "round": round or Plain.round, "steps": steps or Plain.steps, **extra}
+    return rk.method(type("Slip", (), body))(lr=rk.Rates(0.1))
+
+
+STATEFUL = {"client": lambda self, problem, z: z.zeros()}
+
+
+@pytest.mark.parametrize("engine", ["local", "eager"])
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        (
+            lambda: contract(round=lambda self, state, cohort: None),
+            "Slip: its round gives NoneType; it must give the next",
+        ),
+        (
+            lambda: contract(round=lambda self, state, cohort: state.next(z=state.z.only(()))),
+            "Slip: its round gives a state of structure",
+        ),
+        (
+            lambda: contract(steps=lambda self, client, z: (z, client.state), **STATEFUL),
+            r"phase 'steps': it gives \(reply, client state\), and this exchange keeps no state; ask for it with update",
+        ),
+        (
+            lambda: contract(steps=lambda self, client, z: z.y),
+            "z: there is no sequence 'y'; there are x; a client's own",
+        ),
+        (lambda: contract(steps=lambda self, client, z: client.nothing), "has no attribute 'nothing'"),
+    ],
+)
+def test_slips_in_a_method_are_one_sentence(method, sentence, engine):
+    expected = AttributeError if "attribute" in sentence else rk.InputError
+    made = dataclasses.replace(method(), lr=rk.Rates(0.1))
+    with pytest.raises(expected, match=sentence):
+        run(made, engine=engine)

@@ -9,48 +9,15 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-import jax
-import numpy as np
-
 import rookery as rk
 from rookery.algorithms.registry import METHODS
-from rookery.problems.exact import LinearComposition, QuadraticBilevel, QuadraticConsensus, QuadraticMinimax
-
-
-def _joint_loss(x, y, e):
-    """1/2 (x - t)'A(x - t) + 1/2 |y - Bx|^2: at its best y = Bx, and x is the consensus of the first term."""
-    x, y = (jax.numpy.concatenate([jax.numpy.ravel(leaf) for leaf in jax.tree.leaves(tree)]) for tree in (x, y))
-    gap, own = x - e["t"], y - e["B"] @ x
-    return 0.5 * gap @ e["A"] @ gap + 0.5 * own @ own
-
-
-@dataclass(frozen=True, eq=False)
-class JointConsensus:
-    """E1a with a variable of each client's own, which follows x."""
-
-    consensus: QuadraticConsensus
-
-    @property
-    def weights(self) -> Any:
-        return self.consensus.weights
-
-    problem = rk.Joint(_joint_loss)
-
-    @property
-    def clients(self) -> rk.Clients:
-        B = np.random.default_rng(9).normal(size=(len(self.weights), 2, 3)) / 2
-        records = [
-            record | {"B": np.broadcast_to(own, (len(record["t"]), *own.shape))}
-            for record, own in zip(self.consensus.records, B)
-        ]
-        return rk.federate(records, weights=self.weights)
-
-    def start(self, leaves: int = 1) -> dict[str, Any]:
-        return self.consensus.start(leaves) | {"y": np.zeros(2)}
-
-    def solution(self) -> np.ndarray:
-        return self.consensus.solution()
-
+from rookery.problems.exact import (
+    JointConsensus,
+    LinearComposition,
+    QuadraticBilevel,
+    QuadraticConsensus,
+    QuadraticMinimax,
+)
 
 # Weighted, ragged, dimensions of x and y that differ; two-leaf pytrees through start(leaves=2).
 _KINDS: dict[str, Callable[[], Any]] = {

@@ -55,6 +55,7 @@ class AggITD:
     kinds = ("bilevel",)
     scopes = ("shared",)
     uses = ("x", "y")
+    biased = True
 
     @property
     def lower(self) -> LowerRound:

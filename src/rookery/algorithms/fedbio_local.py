@@ -54,6 +54,7 @@ class FedBiOLocal:
 
     kinds = ("bilevel",)
     scopes = ("local",)
+    biased = True
 
     @property
     def uses(self) -> tuple[str, ...]:

@@ -69,6 +69,7 @@ class FedBiOAccLocal:
 
     kinds = ("bilevel",)
     scopes = ("local",)
+    biased = True
 
     @property
     def uses(self) -> tuple[str, ...]:

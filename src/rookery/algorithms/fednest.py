@@ -58,6 +58,7 @@ class FedNest:
     kinds = ("bilevel",)
     scopes = ("shared",)
     uses = ("x", "y")
+    biased = True
 
     @property
     def lower(self) -> LowerRound:

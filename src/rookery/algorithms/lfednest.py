@@ -55,6 +55,7 @@ class LFedNest:
     kinds = ("bilevel",)
     scopes = ("shared",)
     uses = ("x", "y")
+    biased = True
 
     @property
     def lower(self) -> LowerRound:

@@ -1,4 +1,4 @@
-"""The command: run, resume, compare, report, data, list. Options are typed from the dataclasses they fill."""
+"""The command: run, resume, compare, report, check, data, list. Options are typed from the dataclasses they fill."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ USAGE = """usage: rookery COMMAND
   rookery compare TASK METHOD... [options] methods at equal exchanges, bytes and gradient evaluations
   rookery report RUN... -o report.html     one page with the curves, tables and settings of some runs
   rookery reproduce STUDY [--quick]        a paper's table or figure, with its numbers beside ours
+  rookery check FILE.py:CLASS              hold a method of one's own to what every method promises
   rookery data NAME [options]              what a dataset holds, and how a partition divides it
   rookery list                             methods, tasks, datasets and partitions
   rookery --version
@@ -66,6 +67,7 @@ COMMANDS: dict[str, Callable[[list[str], Console], int]] = {
     "compare": commands.compare,
     "report": commands.report,
     "reproduce": commands.reproduce,
+    "check": commands.check,
     "data": commands.data,
     "list": _list,
 }

@@ -33,6 +33,7 @@ from rookery.experiments.experiment import resume_folder as resume_run
 from rookery.own_code import file_and_class, full_name, short_name
 from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
+from rookery.runs.check import check as check_method
 from rookery.runs.files import hold, read_json, write_text
 from rookery.runs.folder import make_folder
 from rookery.runs.plot import plot_counts
@@ -297,6 +298,15 @@ def reproduce(arguments: list[str], console: Console) -> int:
     show_study(console, study, done, options.quick)
     say(f"page in {page}")
     return 0
+
+
+def check(arguments: list[str], console: Console) -> int:
+    """`rookery check FILE.py:CLASS`."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise InputError("check: one method is needed, as in: rookery check my_method.py:Mine")
+    findings = check_method(find_method(arguments[0]).method)
+    console.print(str(findings), markup=False, soft_wrap=True)
+    return 0 if findings else 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from rookery.federation.cohort import Cohort
 from rookery.federation.heard import Audience, Heard, vectors
 from rookery.federation.keys import exchange_key, round_key, sampling_key
 from rookery.federation.ledger import ORACLES, Ledger
+from rookery.federation.method import next_state
 from rookery.federation.replies import summands
 from rookery.federation.sampling import Members
 from rookery.federation.wire import Wire
@@ -146,7 +147,7 @@ class EagerSession:
             self.state = self.state.skip()
         else:
             cohort = EagerCohort(self, members, _Round(key))
-            self.state = self.inputs.method.round(_renewed(self.state), cohort)
+            self.state = next_state(self.inputs.method, _renewed(self.state), cohort)
 
     def _members(self, key: jax.Array) -> Members:
         return self.inputs.sampling.at(self.state.round).members(

@@ -18,6 +18,7 @@ from rookery.federation.cohort import Cohort
 from rookery.federation.heard import Audience, Heard
 from rookery.federation.keys import exchange_key, round_key, sampling_key
 from rookery.federation.ledger import ORACLES, Ledger, Tally, Totals
+from rookery.federation.method import next_state
 from rookery.federation.replies import summands
 from rookery.federation.sampling import Members
 from rookery.federation.steps import check_count
@@ -58,7 +59,8 @@ class Program:
         key = round_key(inputs.key, carry.state.round)
         members = self._members(inputs, key, carry.state.round)
         trace = _Trace(self, inputs, carry, key)
-        state = inputs.method.round(carry.state, CompiledCohort(trace, members, inputs.sampling.always_full))
+        cohort = CompiledCohort(trace, members, inputs.sampling.always_full)
+        state = next_state(inputs.method, carry.state, cohort)
         if inputs.sampling.may_be_empty:
             happened = members.present > 0
             state = jax.tree.map(partial(jnp.where, happened), state, carry.state.skip())

@@ -430,8 +430,20 @@ def answer(
                 f"phase {phase!r}: an update form needs (reply, new client state), not {type(reply).__name__}"
             )
         reply, client.state = reply
+    else:
+        _refuse_state(phase, reply, record.state)
     _refuse_local(setting.problem, phase, reply)
     return client._answer(reply), update or client.moved_local
+
+
+def _refuse_state(phase: str, reply: Any, state: Any) -> None:
+    """A pair of a reply and the client's state, where no state is kept, is a slip."""
+    pair = isinstance(reply, tuple) and len(reply) == 2 and jax.tree.leaves(state)
+    if pair and type(reply[1]) is type(state) and jax.tree.structure(reply[1]) == jax.tree.structure(state):
+        raise InputError(
+            f"phase {phase!r}: it gives (reply, client state), and this exchange keeps no state; ask for it with "
+            "update_sum, update_mean or update_average"
+        )
 
 
 def _refuse_local(problem: Problem, phase: str, reply: Any) -> None:

@@ -66,6 +66,7 @@ _DEFAULTS = {
     "kinds": None,  # the kinds of problem it solves; None: every kind
     "uses": None,  # the sequences that need step sizes; None: all
     "participation": "any",  # or "all": every client in every round
+    "biased": False,  # whether it may come to rest off the solution, however small its steps
 }
 
 
@@ -155,6 +156,23 @@ def has_start(program: Any) -> bool:
     return type(program).start is not _no_start
 
 
+def next_state(program: Any, state: Any, cohort: Any) -> Any:
+    """The state after a round of a method; refuses what is none. Every engine runs rounds through here."""
+    after = program.round(state, cohort)
+    if not isinstance(after, type(state)):
+        raise InputError(
+            f"{type(program).__name__}: its round gives {type(after).__name__}; it must give the next state, as "
+            "state.next(...) makes it"
+        )
+    was, now = (jax.tree.structure(each) for each in (state, after))
+    if was != now:
+        raise InputError(
+            f"{type(program).__name__}: its round gives a state of structure {now}, and was given one of {was}; the "
+            "two must be alike"
+        )
+    return after
+
+
 def bind(program: T, problem: Problem, population: int) -> T:
     """The method made ready for a problem: plain numbers become rates, and every field is checked, on the host."""
     owner: Any = program
@@ -185,6 +203,7 @@ __all__ = [
     "first_round",
     "has_start",
     "method",
+    "next_state",
     "static",
     "struct",
 ]

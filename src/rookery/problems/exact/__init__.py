@@ -4,6 +4,7 @@ from rookery.problems.exact.bilevel import QuadraticBilevel
 from rookery.problems.exact.cleaning import DataCleaning
 from rookery.problems.exact.composition import LinearComposition
 from rookery.problems.exact.consensus import QuadraticConsensus
+from rookery.problems.exact.joint import JointConsensus
 from rookery.problems.exact.meta import QuadraticMeta
 from rookery.problems.exact.midrange import Midrange
 from rookery.problems.exact.minimax import QuadraticMinimax
@@ -12,6 +13,7 @@ from rookery.problems.exact.tuning import LossTuning
 
 __all__ = [
     "DataCleaning",
+    "JointConsensus",
     "LinearComposition",
     "LossTuning",
     "Midrange",

@@ -1,0 +1,324 @@
+"""What every method must hold, as a public harness: `rk.check(method)` and `rookery check FILE.py:Class`.
+
+The library's own methods are held to it by the tests, as scikit-learn's estimators are by `check_estimator`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery.engines.local import Local
+from rookery.errors import AdviceWarning, DivergenceWarning, InputError
+from rookery.federation.method import is_method
+from rookery.federation.rates import Decay, Rates
+from rookery.federation.sampling import All, Bernoulli, Sampling, Uniform, Weighted, WithReplacement
+from rookery.problems.base import Problem
+from rookery.problems.exact import (
+    JointConsensus,
+    LinearComposition,
+    QuadraticBilevel,
+    QuadraticConsensus,
+    QuadraticMinimax,
+)
+from rookery.runs.analysis import fixed_point
+from rookery.runs.result import Result
+from rookery.runs.run import run
+from rookery.vectors import Tree
+
+RATE, SMALL = 0.1, 0.02
+CLIENTS = 3
+
+# Problems with known answers, weighted and ragged, x and y of different sizes.
+PROBLEMS: dict[str, Callable[[], Any]] = {
+    "single": lambda: QuadraticConsensus.random(clients=CLIENTS, dims=3, weights="random", seed=4),
+    "bilevel": lambda: QuadraticBilevel.random(clients=CLIENTS, dims=(2, 3), weights="random", seed=1),
+    "bilevel, own lower level": lambda: QuadraticBilevel.random(
+        clients=CLIENTS, dims=(2, 3), weights="random", seed=1, local=True
+    ),
+    "compositional": lambda: LinearComposition.random(clients=CLIENTS, dims=(2, 3, 2), weights="random", seed=2),
+    "joint": lambda: JointConsensus.random(clients=CLIENTS, dims=3, weights="random", seed=4),
+    "minimax": lambda: QuadraticMinimax.random(clients=CLIENTS, dims=(2, 3), weights="random", seed=3),
+}
+
+SCHEMES: dict[str, Sampling] = {  # besides the uniform one, which the other checks have
+    "with replacement": WithReplacement(2),
+    "Bernoulli": Bernoulli(0.6),
+    "weighted": Weighted([0.5, 0.7, 0.8]),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was checked: what, on which problem, whether it holds, and what was seen."""
+
+    what: str
+    problem: str
+    holds: bool
+    seen: str
+
+
+@dataclass
+class Findings:
+    """What `check` found; true when everything holds."""
+
+    method: str
+    rows: list[Finding] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[Finding]:
+        return [row for row in self.rows if not row.holds]
+
+    def __bool__(self) -> bool:
+        return not self.failed
+
+    def __str__(self) -> str:
+        width = max((len(row.what) for row in self.rows), default=0)
+        place = max((len(row.problem) for row in self.rows), default=0)
+        lines = [
+            f"{'ok  ' if row.holds else 'FAIL'}  {row.what:{width}}  {row.problem:{place}}  {row.seen}".rstrip()
+            for row in self.rows
+        ]
+        said = "everything holds" if self else f"{len(self.failed)} of {len(self.rows)} do not hold"
+        return "\n".join([f"{self.method}: {said}", *lines])
+
+
+def check(method: Any) -> Findings:
+    """Holds a method to what every method promises, on the problems with known answers that it solves.
+
+    Its fixed point against the closed form; compiled against client by client, under every sampling scheme; schedules;
+    clients in another order; its precision; that other numbers compile nothing; that it goes on from where it stood;
+    and how many exchanges and numbers a round takes.
+
+    Args:
+      method: a method, such as `Mine(lr=rk.Rates(0.1))`, or its class, which is then made with `lr=rk.Rates(0.1)`.
+
+    Returns:
+      `Findings`, true when everything holds; printed, a table.
+    """
+    cls = method if isinstance(method, type) else type(method)
+    if not is_method(cls):
+        raise InputError(f"method: {cls.__name__} was given, which is no method; make it one with @rk.method")
+    if isinstance(method, type):
+        method = method(**({"lr": Rates(RATE)} if "lr" in _field_names(method) else {}))
+    found = Findings(cls.__name__)
+    fitting = {name: make() for name, make in PROBLEMS.items() if fits(method, name)}
+    if not fitting:
+        raise InputError(
+            f"method: {cls.__name__} solves {method.kinds}; no problem with a known answer is of that kind"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AdviceWarning)
+        warnings.simplefilter("ignore", DivergenceWarning)
+        for number, (name, exact) in enumerate(fitting.items()):
+            for what, examine in CHECKS.items():
+                if number == 0 or what in EVERYWHERE:
+                    found.rows.append(_examined(what, examine, name, method, exact))
+                    if what == "runs" and not found.rows[-1].holds:
+                        return found
+    return found
+
+
+def fits(method: Any, name: str) -> bool:
+    """Whether a method solves one of `PROBLEMS`."""
+    problem: Problem = PROBLEMS[name]().problem
+    scopes = "local" in method.scopes if problem.local else "shared" in method.scopes
+    return scopes and (method.kinds is None or problem.kind in method.kinds)
+
+
+def _examined(what: str, examine: Callable[[Any, Any], str], name: str, method: Any, exact: Any) -> Finding:
+    try:
+        return Finding(what, name, True, examine(method, exact))
+    except AssertionError as failure:
+        return Finding(what, name, False, str(failure))
+    except InputError as refused:
+        return Finding(what, name, False, str(refused))
+    except Exception as error:  # whatever a method raises
+        first = str(error).strip().split("\n")[0]
+        return Finding(what, name, False, f"it fails, with {type(error).__name__}: {first}")
+
+
+def _field_names(cls: Any) -> list[str]:
+    return [each.name for each in dataclasses.fields(cls)]
+
+
+def _flat(tree: Tree) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def _with_lr(method: Any, lr: Any) -> Any:
+    return dataclasses.replace(method, lr=lr) if "lr" in _field_names(type(method)) else method
+
+
+def _run(method: Any, exact: Any, **options: Any) -> Result:
+    start = jax.tree.map(lambda leaf: leaf + 0.3, exact.start(leaves=2))
+    sampling = All() if method.participation == "all" else Uniform(2)
+    usual = {"rounds": 6, "precision": "float64", "sampling": sampling, "batch_size": 2, "seed": 5}
+    return run(exact.problem, method, exact.clients, **(usual | start | options))
+
+
+def _apart(a: Result, b: Result) -> float:
+    return max(float(np.abs(_flat(a.sequences[name]) - _flat(b.sequences[name])).max()) for name in a.sequences)
+
+
+def runs(method: Any, exact: Any) -> str:
+    """It does some rounds, moves, and stays finite."""
+    result = _run(_with_lr(method, Rates(SMALL)), exact)
+    assert result.status == "done", f"it diverges at step sizes of {SMALL}: {result.divergence}"
+    begun = jax.tree.map(lambda leaf: leaf + 0.3, exact.start(leaves=2))
+    moved = max(
+        float(np.abs(_flat(result.sequences[n]) - _flat(begun[n])).max()) for n in exact.problem.shared if n in begun
+    )
+    assert moved > 0, "nothing has moved after six rounds"
+    return f"moved by {moved:.2g} in six rounds"
+
+
+def rests_at_the_solution(method: Any, exact: Any) -> str:
+    """Its fixed point is the solution, or comes to it as the steps shrink, unless the method says it is biased."""
+    errors = []
+    for scale in (1.0, 2**-5, 2**-6):
+        try:
+            point = fixed_point(
+                exact.problem, _with_lr(method, Rates(RATE * scale)), exact.clients, **exact.start(leaves=2)
+            )
+        except InputError as refused:
+            assert "affine" in str(refused), str(refused)
+            return "not looked at: a round of it is no affine map"
+        errors.append(float(np.abs(point.flat("x") - exact.solution()).max()))
+    full, coarse, fine = errors
+    if full < 1e-8:
+        return f"exact, to {full:.1g}"
+    if abs(coarse / fine / 2 - 1) < 0.1:
+        return f"of the order of the step size: off by {full:.2g} at {RATE}"
+    assert method.biased, f"it rests off the solution by {full:.2g}, and by {fine:.2g} at steps 64 times as small"
+    return f"biased, as it says: off by {full:.2g}"
+
+
+def engines_agree(method: Any, exact: Any) -> str:
+    """Compiled, client by client and side by side: the same numbers and the same costs."""
+    method = _with_lr(method, Rates(SMALL))
+    compiled, worst = _run(method, exact), 0.0
+    for engine in ("eager", Local(at_once=2)):
+        where = "client by client" if engine == "eager" else "with clients side by side"
+        worst = max(worst, _same_run(compiled, _run(method, exact, engine=engine), where))
+    return f"compiled, client by client and side by side, to {worst:.1g}"
+
+
+def _same_run(one: Result, other: Result, where: str) -> float:
+    apart = _apart(one, other)
+    assert apart <= 1e-11, f"it is another run {where}: apart by {apart:.2g}"
+    assert one.ledger == other.ledger, f"it costs something else {where}"
+    return apart
+
+
+def samples_clients(method: Any, exact: Any) -> str:
+    """Under every sampling scheme it runs, and is the same compiled and client by client."""
+    if method.participation == "all":
+        return "not looked at: it needs all clients"
+    method, worst = _with_lr(method, Rates(SMALL)), 0.0
+    for name, scheme in SCHEMES.items():
+        compiled, eager = (_run(method, exact, sampling=scheme, engine=engine) for engine in ("local", "eager"))
+        worst = max(worst, _same_run(compiled, eager, f"client by client, under {name} sampling"))
+    return f"{', '.join(SCHEMES)}, to {worst:.1g}"
+
+
+def takes_schedules(method: Any, exact: Any) -> str:
+    """A schedule that is constant is that constant."""
+    if "lr" not in _field_names(type(method)):
+        return "it has no lr"
+    apart = _apart(
+        _run(_with_lr(method, Rates(SMALL)), exact), _run(_with_lr(method, Rates(Decay(SMALL, power=0.0))), exact)
+    )
+    assert apart <= 1e-12, f"a constant schedule is not that constant: apart by {apart:.2g}"
+    return "rk.Decay as a number"
+
+
+def order_of_clients(method: Any, exact: Any) -> str:
+    """With full batches, clients in another order give the same trajectory."""
+    method, order = _with_lr(method, Rates(SMALL)), [2, 0, 1]
+    start = jax.tree.map(lambda leaf: leaf + 0.3, exact.start(leaves=2))
+    options = {"rounds": 6, "precision": "float64", **start}
+    first = run(exact.problem, method, exact.clients, **options)
+    other = run(exact.problem, method, exact.clients.subset(order), **options)
+    shared = exact.problem.shared
+    apart = max(float(np.abs(_flat(first.sequences[n]) - _flat(other.sequences[n])).max()) for n in shared)
+    assert apart <= 1e-11, f"clients in another order give another run: apart by {apart:.2g}"
+    return f"does not matter, to {apart:.1g}"
+
+
+def keeps_precision(method: Any, exact: Any) -> str:
+    """Everything stays in the run's floating-point type."""
+    for precision in ("float32", "float64"):
+        result = _run(_with_lr(method, Rates(SMALL)), exact, precision=precision, rounds=2)
+        kinds = {str(leaf.dtype) for leaf in result.state.leaves if leaf.dtype.kind == "f"}
+        assert kinds == {precision}, f"a {precision} run holds {', '.join(sorted(kinds))}"
+    return "float32 and float64"
+
+
+def compiles_once(method: Any, exact: Any) -> str:
+    """Other step sizes and another seed compile nothing."""
+    _run(_with_lr(method, Rates(SMALL)), exact, rounds=3)
+    with _compilations() as count:
+        _run(_with_lr(method, Rates(SMALL / 2)), exact, rounds=5, seed=6)
+    assert count[0] == 0, f"other step sizes and another seed compile {count[0]} programs anew"
+    return "other numbers compile nothing"
+
+
+@contextmanager
+def _compilations() -> Iterator[list[int]]:
+    """How many programs are compiled meanwhile."""
+    count, listening = [0], True
+
+    def listen(event: str, duration: float, **_: Any) -> None:
+        if listening and event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
+            count[0] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)  # type: ignore[arg-type]
+    try:
+        yield count
+    finally:
+        listening = False
+
+
+def goes_on(method: Any, exact: Any) -> str:
+    """Stopped and continued, it ends where it would have."""
+    method = _with_lr(method, Rates(SMALL))
+    whole, half = _run(method, exact), _run(method, exact, rounds=3)
+    rest = _run(method, exact, rounds=3, state=half.state)
+    assert _apart(whole, rest) == 0, f"stopped and continued it is another run: apart by {_apart(whole, rest):.2g}"
+    return "bit for bit"
+
+
+def costs(method: Any, exact: Any) -> str:
+    """Every round takes the same exchanges; how many, and how many numbers, is told."""
+    result = _run(_with_lr(method, Rates(SMALL)), exact, every=1)
+    exchanges = np.diff(result.history["exchanges"])
+    assert exchanges.min() > 0, "a round takes place without an exchange"
+    cohort = result.ledger.replies / result.ledger.exchanges
+    per = lambda total: f"{total / cohort / result.state.round:g}"
+    return (
+        f"{exchanges.mean():g} exchanges a round; {per(result.ledger.floats_up)} numbers up and "
+        f"{per(result.ledger.floats_down)} down for each client"
+    )
+
+
+CHECKS: dict[str, Callable[[Any, Any], str]] = {
+    "runs": runs,
+    "fixed point": rests_at_the_solution,
+    "engines agree": engines_agree,
+    "sampling": samples_clients,
+    "schedules": takes_schedules,
+    "order of clients": order_of_clients,
+    "precision": keeps_precision,
+    "compiles once": compiles_once,
+    "goes on": goes_on,
+    "costs": costs,
+}
+EVERYWHERE = ("runs", "fixed point", "engines agree")  # on every problem that fits; the others on the first
