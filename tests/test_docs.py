@@ -160,7 +160,7 @@ MODULES = [
     "rookery.data.federated",
     "rookery.data.partitions",
     "rookery.federation.rates",
-    "rookery.federation.server",
+    "rookery.federation.server_optimiser",
     "rookery.problems.exact.bilevel",
 ]
 

@@ -31,7 +31,7 @@ from rookery.algorithms.simfbo import SimFBO
 from rookery.algorithms.vrlsgd import VRLSGD
 from rookery.data.federated import Clients, Split, federate
 from rookery.data.partitions import IID, ClassHeterogeneity, Dirichlet, LongTail, QuantitySkew, Shards
-from rookery.engines import Eager, Local
+from rookery.engines import Eager, Engine, Local
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError, StorageError
 from rookery.experiments.experiment import resume
 from rookery.federation.client import Client
@@ -40,6 +40,7 @@ from rookery.federation.cohort import Cohort
 from rookery.federation.fields import amount, choice, component, count, number, rates, steps
 from rookery.federation.ledger import Ledger
 from rookery.federation.method import State, first_round, method, static, struct
+from rookery.federation.protocols import Drift, Estimator, Method, ServerStep
 from rookery.federation.rates import Decay, PerClient, Rates
 from rookery.federation.replies import Scaled
 from rookery.federation.sampling import All, Bernoulli, Uniform, Weighted, WithReplacement
@@ -82,9 +83,12 @@ __all__ = [
     "Decay",
     "Dirichlet",
     "DivergenceWarning",
+    "Drift",
     "Duals",
     "Eager",
+    "Engine",
     "Epochs",
+    "Estimator",
     "FedADMM",
     "FedAdam",
     "FedAvg",
@@ -112,6 +116,7 @@ __all__ = [
     "Ledger",
     "Local",
     "LongTail",
+    "Method",
     "Metric",
     "Minimax",
     "Neumann",
@@ -125,6 +130,7 @@ __all__ = [
     "Scaled",
     "Sequences",
     "ServerOptimiser",
+    "ServerStep",
     "Shards",
     "ShroFBO",
     "SimFBO",

@@ -91,7 +91,7 @@ CASES = {
     ),
     "local scope": (
         {"problem": LOCAL, "method": rk.FedBiOAcc(lr=rk.Rates(0.1))},
-        "FedBiOAcc: it needs every sequence shared, and y, v of this bilevel problem stay local; SimFBO and FedBiO keep",
+        "FedBiOAcc: it needs every sequence shared, and y, v of this bilevel problem stay local; a method that keeps",
     ),
     "no y": ({"y": None}, "y: no initial value was given; this bilevel problem needs one"),
     "needless y": (

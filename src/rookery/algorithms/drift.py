@@ -19,6 +19,7 @@ from rookery.federation.codec import part
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import amount, component, parse_words, rates, wrapped
 from rookery.federation.method import struct
+from rookery.federation.protocols import Drift, fulfils
 from rookery.federation.rates import PerClient, Rates
 from rookery.federation.replies import Scaled
 from rookery.vectors import Sequences
@@ -170,9 +171,6 @@ class Duals:
         return scaled.get("primal", q) + eta.inverse() * u, u
 
 
-Drift = NoControl | ControlVariates | Duals
-
-
 def wrap_drift(drift: Any) -> Any:
     """None means no control."""
     return NoControl() if drift is None else drift
@@ -197,7 +195,7 @@ def drift_field() -> Any:
 
 def check_drift(drift: Any, lr: Rates, server_lr: Rates | None = None) -> None:
     """Refuses what is no drift control, penalties that vary, and step sizes of clients that the server would need."""
-    if not isinstance(drift, Drift):
+    if not fulfils(drift, Drift):
         raise InputError(f"drift: {drift!r} was given; None, rk.ControlVariates() or rk.Duals(gamma, a, d) is needed")
     if isinstance(drift, Duals):
         for name, gamma in drift.gamma.entries().items():

@@ -18,6 +18,7 @@ from rookery.federation.client import Client
 from rookery.federation.codec import part
 from rookery.federation.fields import component, count, parse_words, whole
 from rookery.federation.method import struct
+from rookery.federation.protocols import Estimator, fulfils
 from rookery.vectors import Sequences, Vector
 
 
@@ -123,12 +124,9 @@ class Tracked:
         return [client.direction(z, sample) for z in points]
 
 
-Estimator = Neumann | ConjugateGradient | Tracked
-
-
 def moves_of(estimator: Any) -> tuple[str, ...]:
     """The sequences that an estimator's field moves; refuses what is not an estimator."""
-    if not isinstance(estimator, Estimator):
+    if not fulfils(estimator, Estimator):
         raise InputError(
             f"hypergradient: {estimator!r} was given; rk.Neumann(terms, step), rk.ConjugateGradient(iterations) or "
             "rk.Tracked() is needed"

@@ -7,7 +7,8 @@ from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps
 from rookery.federation.method import Rates, Steps, method, static
-from rookery.federation.server import Server, ServerState, check_server, server_field, server_state
+from rookery.federation.protocols import ServerStep
+from rookery.federation.server import ServerState, check_server, server_field, server_state
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -48,7 +49,7 @@ class FedAvg:
     local_steps: Steps = steps(default=1)
     normalised: bool = static(default=False)
     weight_decay: float = 0.0
-    server: Server = server_field()
+    server: ServerStep = server_field()
 
     def check(self, problem: Problem, population: int) -> None:
         check_server(self.server, problem)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rookery.algorithms.estimators import Estimator, estimator_field, moves_of
+from rookery.algorithms.estimators import estimator_field, moves_of
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps
 from rookery.federation.method import Rates, State, Steps, method
+from rookery.federation.protocols import Estimator
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 

@@ -8,13 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.algorithms.estimators import Estimator, estimator_field, moves_of
+from rookery.algorithms.estimators import estimator_field, moves_of
 from rookery.algorithms.fedbio_local import check_local_lower
 from rookery.algorithms.storm import AccState, alpha, check_storm
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import count, rates
 from rookery.federation.method import Rates, first_round, method, struct
+from rookery.federation.protocols import Estimator
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 

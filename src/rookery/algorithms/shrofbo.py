@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from rookery.algorithms.drift import Drift, check_drift, drift_field
+from rookery.algorithms.drift import check_drift, drift_field
 from rookery.algorithms.local_steps import check_coefficients, check_radius, descend, wrap_coefficients
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps, table
 from rookery.federation.method import Rates, Steps, method
+from rookery.federation.protocols import Drift, ServerStep
 from rookery.federation.replies import Scaled
-from rookery.federation.server import Server, ServerState, check_server, server_field, server_state
+from rookery.federation.server import ServerState, check_server, server_field, server_state
 from rookery.problems.base import Problem
 from rookery.problems.sets import ball
 from rookery.vectors import Sequences
@@ -58,7 +59,7 @@ class ShroFBO:
     coefficients: Any = table(wrap_coefficients)
     radius: float | None = None
     drift: Drift = drift_field()
-    server: Server = server_field()
+    server: ServerStep = server_field()
 
     def check(self, problem: Problem, population: int) -> None:
         check_coefficients(self.coefficients, self.local_steps, population)

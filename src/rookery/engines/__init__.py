@@ -8,6 +8,7 @@ from rookery.engines.base import Engine
 from rookery.engines.eager import Eager
 from rookery.engines.local import Local
 from rookery.errors import InputError, unknown
+from rookery.federation.protocols import fulfils
 
 ENGINES = {"local": Local, "eager": Eager}
 
@@ -20,6 +21,9 @@ def find_engine(engine: Any) -> Engine:
         if engine not in ENGINES:
             raise unknown("engine", engine, ENGINES)
         return ENGINES[engine]()
-    if isinstance(engine, tuple(ENGINES.values())):
+    if fulfils(engine, Engine):
         return engine
-    raise InputError(f"engine: {engine!r} was given; allowed are {', '.join(ENGINES)}, rk.Local(...) and rk.Eager(...)")
+    raise InputError(
+        f"engine: {engine!r} was given; allowed are {', '.join(ENGINES)}, rk.Local(...), rk.Eager(...) and what has "
+        "open(setup, ledger)"
+    )

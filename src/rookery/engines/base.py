@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +71,7 @@ class Session(Protocol):
         ...
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Opens a session for a setup. The trajectory is the same on every engine."""
 

@@ -23,7 +23,7 @@ from rookery.federation import counts
 from rookery.federation.client import Call, Record, Setting, answer
 from rookery.federation.cohort import Cohort
 from rookery.federation.heard import Audience, Heard, vectors
-from rookery.federation.keys import exchange_key, round_key, sampling_key
+from rookery.federation.keys import before_first_round_key, exchange_key, round_key, sampling_key
 from rookery.federation.ledger import ORACLES, Ledger
 from rookery.federation.method import next_state
 from rookery.federation.replies import summands
@@ -122,7 +122,7 @@ class EagerSession:
         return Carry(self.state, jax.tree.map(lambda *rows: np.stack(rows), *self.store))
 
     def start(self) -> None:
-        key = round_key(self.inputs.key, jnp.uint32(2**32 - 2))
+        key = before_first_round_key(self.inputs.key)
         cohort = EagerCohort(self, self._members(key), _Round(key))
         self.state = self.inputs.method.start(_renewed(self.state), cohort)
 

@@ -16,7 +16,7 @@ from rookery.federation import counts
 from rookery.federation.client import Call, Record, Setting, answer
 from rookery.federation.cohort import Cohort
 from rookery.federation.heard import Audience, Heard
-from rookery.federation.keys import exchange_key, round_key, sampling_key
+from rookery.federation.keys import before_first_round_key, exchange_key, round_key, sampling_key
 from rookery.federation.ledger import ORACLES, Ledger, Tally, Totals
 from rookery.federation.method import next_state
 from rookery.federation.replies import summands
@@ -67,8 +67,8 @@ class Program:
         return Carry(state, trace.records), trace.tally.totals(), trace.finite & _all_finite(state)
 
     def start(self, inputs: Inputs, carry: Carry) -> tuple[Carry, Totals]:
-        """What a method does once, before the first round; it has a key of its own, that of round -1."""
-        key = round_key(inputs.key, jnp.uint32(2**32 - 2))
+        """What a method does once, before the first round."""
+        key = before_first_round_key(inputs.key)
         trace = _Trace(self, inputs, carry, key)
         members = self._members(inputs, key, carry.state.round)
         state = inputs.method.start(carry.state, CompiledCohort(trace, members, inputs.sampling.always_full))

@@ -14,7 +14,7 @@ import numpy as np
 from rookery.data.federated import TRAINING, Augment, Batch, Part, Shard
 from rookery.errors import InputError
 from rookery.federation import counts
-from rookery.federation.keys import client_key, steps_key
+from rookery.federation.keys import augment_key, client_key, loop_key, order_key, steps_key
 from rookery.federation.ledger import ORACLES
 from rookery.federation.method import find_phase
 from rookery.federation.rates import Rates
@@ -22,9 +22,6 @@ from rookery.federation.steps import Epochs, Steps, draw_steps
 from rookery.memory import check_fits
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences, Vector
-
-# The keys of a loop's steps, of its epochs' orders and of a phase's own samples never meet.
-_LOOP, _ORDER, _AUGMENT = 2**31 - 1, 2**31 - 2, 2**31 - 3
 
 
 @dataclass(frozen=True)
@@ -176,7 +173,7 @@ class Client:
 
     def project_local(self, z: Sequences) -> Sequences:
         """z with its local sequences projected onto their sets; the server projects the shared ones."""
-        return project(self._problem, z, self._problem.local)
+        return self._problem.project(z, self._problem.local)
 
     # Oracles: each counts itself.
 
@@ -204,7 +201,7 @@ class Client:
                 fresh = jax.random.fold_in(key, number)
                 index[name] = jax.random.randint(fresh, (count,), 0, own, dtype=jnp.int32)
             if index[name] is not None and self._augment(level):
-                keys[name] = jax.random.fold_in(jax.random.fold_in(key, number), _AUGMENT)
+                keys[name] = augment_key(key, number)
         return Sample(index, keys)
 
     def _check_fits(self, count: int, level: str) -> None:
@@ -265,13 +262,12 @@ class Client:
         """`carry = step(carry, k, key)` for k = 0 .. steps - 1, with a fresh key in each. `work` is a number of steps,
         a schedule of them, or epochs. A phase with more than one loop gives the others a `key` of their own."""
         key = self.key if key is None else key
-        fresh = jax.random.fold_in(key, _LOOP)
         steps = self.steps(work)
         outside, self._calls = self._calls, _Calls()
 
         def body(k: Any, carry: Any) -> Any:
             self._calls = _Calls()
-            return step(carry, k, jax.random.fold_in(fresh, k))
+            return step(carry, k, loop_key(key, k))
 
         through = partial(self._through_epochs, key) if isinstance(work, Epochs) else jax.lax.fori_loop
         after = through(0, steps, body, carry)
@@ -307,15 +303,14 @@ class Client:
     ) -> Any:
         """Runs a loop's body epoch by epoch, each in its own order."""
         length, minibatches = self._epoch_length(), self._minibatches()
-        fresh, capacity = jax.random.fold_in(key, _ORDER), dict(self._setting.capacity)
+        capacity = dict(self._setting.capacity)
 
         def epoch(e: Any, carry: Any) -> Any:
-            key = jax.random.fold_in(fresh, e)
-            orders = {}
+            own_key, orders = order_key(key, e), {}
             for number, (name, (own, size, count)) in enumerate(minibatches.items()):
                 if size is not None:
                     largest = capacity[self._problem.draws[name]]
-                    orders[name] = (_shuffled(jax.random.fold_in(key, number), own, largest), own, size, count)
+                    orders[name] = (_shuffled(jax.random.fold_in(own_key, number), own, largest), own, size, count)
 
             def step(j: Any, carry: Any) -> Any:
                 self._order = _Order(orders, j)
@@ -456,9 +451,3 @@ def _refuse_local(problem: Problem, phase: str, reply: Any) -> None:
                     f"phase {phase!r}: its reply holds {', '.join(leaked)}, which stay on their clients; "
                     "reply with client.leave(z) or client.shared(z)"
                 )
-
-
-def project(problem: Problem, z: Sequences, names: tuple[str, ...]) -> Sequences:
-    """z with those of the named sequences that have a set projected onto it."""
-    sets = problem.sets
-    return z.map(lambda name, v: Vector(sets[name].project(v.tree)) if name in sets and name in names else v)

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.federation.client import project
 from rookery.federation.keys import select_key, server_key
 from rookery.federation.sampling import Members
 from rookery.problems.base import Problem
@@ -89,7 +88,7 @@ class Cohort(ABC):
 
     def project(self, z: Sequences) -> Sequences:
         """z with its shared sequences projected onto the problem's sets."""
-        return project(self.problem, z, self.problem.shared)
+        return self.problem.project(z, self.problem.shared)
 
     def select(self, size: int) -> Cohort:
         """Some of the cohort, uniformly without replacement; its means stay unbiased."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-_SAMPLING, _EXCHANGE, _STEPS, _SELECT, _SERVER = range(5)
+_SAMPLING, _EXCHANGE, _STEPS, _SELECT, _SERVER = range(5)  # what is drawn in a round
+_VALUES, _BEFORE = 2**32 - 1, 2**32 - 2  # in the place of a round: initial values, and what comes before the first
+_LOOP, _ORDER, _AUGMENT = 2**31 - 1, 2**31 - 2, 2**31 - 3  # at a client: they never meet its own samples
 
 
 def run_key(seed: Any) -> jax.Array:
@@ -19,12 +22,32 @@ def run_key(seed: Any) -> jax.Array:
 
 def start_key(run: jax.Array, index: Any) -> jax.Array:
     """For initial values: index 0 for the shared ones, i + 1 for those of client i."""
-    return jax.random.fold_in(jax.random.fold_in(run, 2**32 - 1), index)
+    return jax.random.fold_in(jax.random.fold_in(run, _VALUES), index)
 
 
 def round_key(run: jax.Array, number: Any) -> jax.Array:
     """The key of round 0, 1, ... of a run."""
     return jax.random.fold_in(run, number)
+
+
+def before_first_round_key(run: jax.Array) -> jax.Array:
+    """The key of what a method does once, before its first round."""
+    return jax.random.fold_in(run, jnp.uint32(_BEFORE))
+
+
+def loop_key(key: jax.Array, step: Any) -> jax.Array:
+    """The key of one step of a client's loop."""
+    return jax.random.fold_in(jax.random.fold_in(key, _LOOP), step)
+
+
+def order_key(key: jax.Array, epoch: Any) -> jax.Array:
+    """For the order of a client's examples in an epoch of a loop."""
+    return jax.random.fold_in(jax.random.fold_in(key, _ORDER), epoch)
+
+
+def augment_key(key: jax.Array, draw: int) -> jax.Array:
+    """For the augmentation of one of the draws of a sample."""
+    return jax.random.fold_in(jax.random.fold_in(key, draw), _AUGMENT)
 
 
 def _domain(key: jax.Array, domain: int, number: Any) -> jax.Array:

@@ -177,16 +177,15 @@ def bind(program: T, problem: Problem, population: int) -> T:
     """The method made ready for a problem: plain numbers become rates, and every field is checked, on the host."""
     owner: Any = program
     if owner.kinds is not None and problem.kind not in owner.kinds:
-        others = "SimFBO or FedBiO" if problem.local else "SimFBO, FedBiO, FedBiOAcc or FedMSA"
         raise InputError(
             f"{type(program).__name__}: it solves {' and '.join(owner.kinds)} problems, and this one is "
-            f"{problem.kind}; use a method for every kind: {others}"
+            f"{problem.kind}; a method for that kind is needed, and rookery list shows which are"
         )
     local = [name for name in problem.local if "local" not in owner.scopes]
     if local:
         raise InputError(
             f"{type(program).__name__}: it needs every sequence shared, and {', '.join(local)} of this "
-            f"{problem.kind} problem stay local; SimFBO and FedBiO keep local sequences on their clients"
+            f"{problem.kind} problem stay local; a method that keeps local sequences on their clients is needed"
         )
     ready: Any = bound(owner, Scope(owner.uses or problem.names, problem.shared, population))
     ready.check(problem, population)

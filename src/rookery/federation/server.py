@@ -12,6 +12,7 @@ from rookery.errors import InputError, unknown
 from rookery.federation.codec import part
 from rookery.federation.fields import component, parse_words
 from rookery.federation.method import State, first_round, struct
+from rookery.federation.protocols import ServerStep, fulfils
 from rookery.federation.rates import Rates
 from rookery.federation.server_optimiser import ServerOptimiser, from_optax, is_traced
 from rookery.problems.base import Problem
@@ -63,9 +64,6 @@ class PerSequence:
         return moved, now
 
 
-Server = PlainServer | ServerOptimiser | PerSequence
-
-
 def wrap_server(server: Any) -> Any:
     """None is the plain step, and a mapping gives some sequences an optimiser of their own."""
     if server is None:
@@ -83,11 +81,13 @@ def check_server(server: Any, problem: Problem, server_lr: Any = None) -> None:
                 raise unknown("server", name, problem.shared)
             check_server(optimiser, problem)
         return
-    if not isinstance(server, ServerOptimiser):
+    if not fulfils(server, ServerStep):
         raise InputError(
             f"server: {server!r} was given; rk.ServerOptimiser(optax.adam, learning_rate=0.1), or a mapping from "
             "sequences to such, is needed"
         )
+    if not isinstance(server, ServerOptimiser):  # one from outside, which checks itself
+        return
     for name, value in server.options.items():
         if is_traced(value) and not np.isfinite(value).all():
             raise InputError(f"server.{name}: {value} was given; a finite number is needed")

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from rookery.data.federated import BOTH, Batch
 from rookery.errors import InputError, failing, unknown
 from rookery.problems.sets import ConstraintSet
-from rookery.vectors import Tree, Values
+from rookery.vectors import Sequences, Tree, Values, Vector
 
 SCOPES = ("shared", "local")
 
@@ -97,6 +97,11 @@ class Problem(ABC):
     def sets(self) -> dict[str, ConstraintSet]:
         """The constraint sets of the sequences that have one."""
         return {s.name: s.constraint for s in self.sequences if s.constraint is not None}
+
+    def project(self, z: Sequences, names: tuple[str, ...]) -> Sequences:
+        """z with those of the named sequences that have a set projected onto it."""
+        sets = self.sets
+        return z.map(lambda name, v: Vector(sets[name].project(v.tree)) if name in sets and name in names else v)
 
 
 def mean_loss(loss: Callable, arguments: tuple, examples: Tree, weights: jax.Array) -> jax.Array:

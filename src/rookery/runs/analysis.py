@@ -7,6 +7,7 @@ radius are had by linear algebra.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from rookery.data.federated import Clients
-from rookery.engines.base import Carry, Inputs
+from rookery.data.federated import Clients, shard
+from rookery.engines.base import Carry, Inputs, Setup
 from rookery.engines.local import Local, Program, advance
 from rookery.errors import InputError
 from rookery.federation.sampling import All
@@ -65,7 +66,34 @@ def fixed_point(
         setups = [prepare(problem, each, clients, precision="float64", **options) for each in methods]
         program = Local().program(setups[0])
         carry = setups[0].carry._replace(state=_at_round(setups[0].carry.state, round))
-        return _solve(program, [setup.inputs for setup in setups], carry)
+        cause = _cause(problem, clients, methods[0], setups[0])
+        return _solve(program, [setup.inputs for setup in setups], carry, cause)
+
+
+def _cause(problem: Problem, clients: Clients, method: Any, setup: Setup) -> Callable[[], str]:
+    """What to say when a round is no affine map: whether it is the problem's field or the method that is not linear."""
+
+    def direction(point: np.ndarray) -> np.ndarray:
+        flat, back = ravel_pytree(setup.carry.values())
+        own = shard(setup.inputs.levels, 0)
+        capacity = dict(setup.setting.capacity)
+        values = back(jnp.asarray(point))
+        for name in problem.local:
+            values[name] = jax.tree.map(lambda leaf: leaf[0], values[name])
+        batches = {name: own.batch(level, None, capacity[level], flat.dtype) for name, level in problem.draws.items()}
+        return np.asarray(ravel_pytree(dict(problem.direction(values, batches)))[0])
+
+    def said() -> str:
+        size = ravel_pytree(setup.carry.values())[0].shape
+        one, two = np.random.default_rng(1).normal(size=(2, *size))
+        linear = np.allclose(direction(one + two), direction(one) + direction(two) - direction(0 * one), atol=1e-8)
+        if linear:
+            return (
+                f"method: a round of {type(method).__name__} is not an affine map of the state; fixed_point needs one"
+            )
+        return "problem: a round is not an affine map of the state; fixed_point needs a linear field"
+
+    return said
 
 
 def _at_round(state: Any, round: int) -> Any:
@@ -99,7 +127,7 @@ def _affine(program: Program, inputs: Inputs, carry: Carry, probe: np.ndarray) -
     return np.stack([once(unit) - offset for unit in np.eye(flat.size)], axis=1), offset, once(probe)
 
 
-def _solve(program: Program, inputs: list[Inputs], carry: Carry) -> FixedPoint:
+def _solve(program: Program, inputs: list[Inputs], carry: Carry, cause: Callable[[], str]) -> FixedPoint:
     floats, back = _floats(carry)
     flat, unravel = ravel_pytree(floats)
     first = np.asarray(flat)
@@ -107,7 +135,7 @@ def _solve(program: Program, inputs: list[Inputs], carry: Carry) -> FixedPoint:
     maps = [_affine(program, each, carry, probe) for each in inputs]
     matrix, offset, at_probe = (np.mean(parts, axis=0) for parts in zip(*maps))
     if not np.allclose(matrix @ probe + offset, at_probe, rtol=1e-8, atol=1e-8):
-        raise InputError("problem: a round is not an affine map of the state; fixed_point needs a linear field")
+        raise InputError(cause())
     gap = np.eye(len(matrix)) - matrix
     # A conserved quantity, such as lambda - sum omega_i lambda_i, makes I - T singular: its value at the start decides.
     left, sizes, _ = np.linalg.svd(gap)

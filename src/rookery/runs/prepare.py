@@ -14,7 +14,7 @@ import numpy as np
 from rookery.data.federated import BOTH, Clients, Split, cast, example_shape
 from rookery.engines.base import Inputs, Setup, initial_carry
 from rookery.errors import AdviceWarning, InputError, failing, unknown
-from rookery.federation.client import Setting, project
+from rookery.federation.client import Setting
 from rookery.federation.keys import run_key, start_key
 from rookery.federation.method import Plan, bind
 from rookery.federation.sampling import All, Sampling
@@ -211,7 +211,7 @@ def _initial(
 
     first = values(0)
     problem.check(first, example)
-    z = project(problem, Sequences.of(first), problem.names)
+    z = problem.project(Sequences.of(first), problem.names)
     differ = any(callable(value) for name, value in given.items() if name in problem.local)
     rows = [z.only(problem.local)]
     for client in range(1, clients.population if problem.local else 1):
@@ -221,7 +221,7 @@ def _initial(
         others_z = values(client)
         for name in problem.local:
             _same_shapes(name, others_z[name], first[name], f" at client {client}")
-        rows.append(project(problem, Sequences.of(others_z).only(problem.local), problem.local))
+        rows.append(problem.project(Sequences.of(others_z).only(problem.local), problem.local))
     return z.only(problem.shared), jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
 
