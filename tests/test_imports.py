@@ -67,5 +67,7 @@ def test_the_core_imports_without_the_command_line():
         "for name in ('tyro', 'rich', 'matplotlib', 'sklearn', 'torch', 'flwr', 'nvflare'): sys.modules[name] = None\n"
         "import rookery as rk\n"
         "assert 'rookery.cli' not in sys.modules and rk.SimFBO\n"
+        "loaded = {name.split('.')[1] for name in sys.modules if name.startswith('rookery.')}\n"
+        "assert not loaded & {'tasks', 'reproduce', 'experiments'}, loaded\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

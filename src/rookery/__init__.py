@@ -4,6 +4,10 @@ Many clients, who keep their data, jointly solve a bilevel, multi-level composit
 problem. `import rookery as rk` gives everything on this page; the command line is in `rookery.cli`.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from rookery import data
 from rookery.algorithms.aggitd import AggITD
 from rookery.algorithms.drift import ControlVariates, Duals
@@ -33,7 +37,6 @@ from rookery.data.federated import Clients, Split, federate
 from rookery.data.partitions import IID, ClassHeterogeneity, Dirichlet, LongTail, QuantitySkew, Shards
 from rookery.engines import Eager, Engine, Local
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError, StorageError
-from rookery.experiments.experiment import resume
 from rookery.federation.client import Client
 from rookery.federation.codec import part
 from rookery.federation.cohort import Cohort
@@ -59,6 +62,9 @@ from rookery.runs.sweep import sweep
 from rookery.runs.table import Table
 from rookery.vectors import Sequences, Vector
 from rookery.version import __version__
+
+if TYPE_CHECKING:
+    from rookery.experiments.experiment import resume
 
 __all__ = [
     "IID",
@@ -170,3 +176,12 @@ __all__ = [
     "struct",
     "sweep",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`rk.resume` knows tasks, which are loaded when it is asked for."""
+    if name == "resume":
+        from rookery.experiments.experiment import resume
+
+        return resume
+    raise AttributeError(f"module 'rookery' has no attribute {name!r}")

@@ -28,6 +28,7 @@ def struct(cls: type[T]) -> type[T]:
     structure. Rebuilding an instance does not run `__post_init__`, which would see tracers.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
+    cls.is_struct = True  # type: ignore[attr-defined]
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     traced = tuple(field.name for field in fields if not field.metadata.get("static", False))
     fixed = tuple(field.name for field in fields if field.metadata.get("static", False))

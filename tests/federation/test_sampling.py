@@ -94,7 +94,7 @@ def test_selecting_some_of_a_cohort_keeps_means_unbiased():
 
 
 @pytest.mark.parametrize("precision", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("clients", [1000, 3000])
+@pytest.mark.parametrize("clients", [1000])
 def test_weighted_never_draws_a_client_twice(clients, precision):
     """Sums of floating-point lengths are rounded, and a point near the end of one client may fall on it again."""
     p = np.random.default_rng(0).uniform(0.05, 1, clients)
@@ -103,12 +103,12 @@ def test_weighted_never_draws_a_client_twice(clients, precision):
     scheme = rk.Weighted(p)
     draw = jax.jit(jax.vmap(lambda key: scheme.draw(key, clients)[0]))
     with jax.enable_x64(precision == jnp.float64):
-        drawn = np.sort(np.asarray(draw(jax.random.split(jax.random.key(0), 3000))))
-    assert drawn.shape == (3000, clients // 2)
+        drawn = np.sort(np.asarray(draw(jax.random.split(jax.random.key(0), 2000))))
+    assert drawn.shape == (2000, clients // 2)
     assert (np.diff(drawn, axis=1) > 0).all()
     assert (drawn[:, :300] == np.arange(300)).all()  # those that are always there
-    observed = np.bincount(drawn.ravel(), minlength=clients) / 3000
-    assert np.abs(observed - p).max() < 6 * (0.25 / 3000) ** 0.5
+    observed = np.bincount(drawn.ravel(), minlength=clients) / 2000
+    assert np.abs(observed - p).max() < 6 * (0.25 / 2000) ** 0.5
 
 
 def test_weighted_draws_the_same_in_both_precisions():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 
+import numpy as np
 import pytest
 
 import rookery as rk
 from properties import checks
 from properties.table import CASES, ONE_EACH, bed, by_name, on_beds
+from properties.trajectories import KEPT, PAIRS, name_of, now
 from rookery.algorithms.registry import METHODS
 
 every_case = pytest.mark.parametrize("case", CASES, ids=by_name)
@@ -74,3 +77,14 @@ def test_second_run_compiles_nothing(case, compilations):
     with compilations.counted():
         checks.run(exact, case.make(rk.Rates(0.03), **{field: other}), rounds=110, seed=2, **case.noisy)
     assert compilations.count == 0
+
+
+def test_every_trajectory_is_kept():
+    assert set(json.loads(KEPT.read_text())) == {name_of(*pair) for pair in PAIRS}
+
+
+@pytest.mark.parametrize(("case", "name"), PAIRS, ids=[name_of(*pair) for pair in PAIRS])
+def test_trajectories_are_what_they_were(case, name):
+    before = json.loads(KEPT.read_text())[name_of(case, name)]
+    for sequence, values in now(case, name).items():
+        np.testing.assert_allclose(values, before[sequence], rtol=0, atol=1e-14)

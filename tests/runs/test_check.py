@@ -10,7 +10,7 @@ import rookery as rk
 from rookery.algorithms.registry import METHODS
 from rookery.cli import main
 
-QUICK = ["fedvra", "fedvrau"]  # one level; the others have many problems, or long programs, and are for the full tests
+QUICK = ["fedvrau"]  # one level; the others have many problems, or long programs, and are for the full tests
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -270,7 +270,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(rk.InputError, match=r"runs: config.json in '.*' is damaged: Expecting"):
         write_report([folder], tmp_path / "report.html")
     (folder / "config.json").write_text("[1]")
-    with pytest.raises(rk.InputError, match=r"runs: '.*config.json' holds a list; a JSON object is needed"):
+    with pytest.raises(rk.InputError, match=r"runs: config.json in '.*' is damaged: it holds a list and no object"):
         write_report([folder], tmp_path / "report.html")
 
 

@@ -9,6 +9,7 @@ import jax
 from rich.console import Console
 
 from rookery.cli import commands
+from rookery.cli.compiled import keep_compiled
 from rookery.cli.show import show_list
 from rookery.errors import InputError, unknown
 from rookery.runs.interrupts import listening
@@ -25,7 +26,10 @@ USAGE = """usage: rookery COMMAND
   rookery data NAME [options]              what a dataset holds, and how a partition divides it
   rookery list                             methods, tasks, datasets and partitions
   rookery --version
+  rookery --no-cache COMMAND               do not keep compiled programs for the next start (ROOKERY_CACHE says where)
 """
+
+NO_CACHE = "--no-cache"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,6 +78,10 @@ COMMANDS: dict[str, Callable[[list[str], Console], int]] = {
 
 
 def _dispatch(arguments: list[str], console: Console) -> int:
+    if arguments[:1] == [NO_CACHE]:
+        arguments = arguments[1:]
+    else:
+        keep_compiled()
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in ("-h", "--help"):
         console.print(USAGE, markup=False, end="", soft_wrap=True)

@@ -221,6 +221,8 @@ class CompiledCohort(Cohort):
             reply = result.reply
             return summands(reply), result.record, result.oracles
 
+        one = jax.jit(one, inline=True)  # so that the shapes below and the loop share one trace of the phase
+
         # The cohort's records are read before its clients work, and written when all have: where one loop reads and
         # writes the store of all clients, XLA copies the whole of it for every client.
         records = jax.tree.map(lambda store: store[members.index], trace.records)

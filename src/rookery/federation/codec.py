@@ -37,8 +37,8 @@ for _known in (Decay, PerClient, FixedSteps, RandomSteps, Epochs, Simplex, Box, 
 
 
 def is_part(value: Any) -> bool:
-    """Whether a value is a dataclass with fields of its own, and not a class."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    """Whether a value was made by `struct`: a part whose fields say what they are."""
+    return getattr(type(value), "is_struct", False)
 
 
 def encode(value: Any, name: str = "method") -> Any:

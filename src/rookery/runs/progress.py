@@ -34,7 +34,7 @@ class Bars:
 
     def add(self, label: str, total: int, unit: str = "round") -> Callable[[int, dict[str, Any]], None]:
         """A bar that is full when a column of the history reaches a total; what shows a row on it."""
-        task = self._progress.add_task(label, total=total, facts="compiling")
+        task = self._progress.add_task(label, total=total, facts="compiling, first time")
 
         def show(round: int, row: dict[str, Any]) -> None:
             metrics = [f"{name} {value:.4g}" for name, value in row.items() if name not in COST]
