@@ -17,9 +17,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import rookery as rk
-from rookery.algorithms.drift import read_drift as parse_drift
-from rookery.algorithms.estimators import read_estimator as parse_estimator
-from rookery.algorithms.fedvrau import read_set as parse_set
+from rookery.algorithms.parts import read_drift as parse_drift
+from rookery.algorithms.parts import read_estimator as parse_estimator
+from rookery.algorithms.parts import read_set as parse_set
 from rookery.algorithms.registry import METHODS
 from rookery.cli import main
 from rookery.cli.forms import parse_options

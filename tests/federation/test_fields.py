@@ -120,11 +120,11 @@ def test_a_part_of_ones_own_is_kept_by_its_name():
 
     meaning = fields.ComponentField()
     assert meaning.decode(meaning.encode("it", Halved(3.0))) == Halved(3.0)
-    with pytest.raises(rk.InputError, match="part: there is a part 'Halved' already"):
+    with pytest.raises(rk.InputError, match="part: there is a part 'Duals' already"):
 
         @rk.part
         @rk.struct
-        class Halved:
+        class Duals:
             by: float = 1.0
 
     @rk.struct

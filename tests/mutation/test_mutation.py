@@ -77,8 +77,8 @@ _TERM = "Neumann.fields.term | fresh = client.sample(jax.random.fold_in(key, k +
 _SOLVED = "what is solved by then; test_local_and_msa.py looks at what follows"
 SURVIVORS: dict[str, dict[str, str]] = {
     "estimators": {
-        "ConjugateGradient | iterations: int = 10 | 10 -> 11": "more iterations than y has entries change nothing",
-        "ConjugateGradient | iterations: int = 10 | 10 -> 9": "more iterations than y has entries change nothing",
+        "ConjugateGradient | iterations: int = count(default=10) | 10 -> 11": "more iterations than y has entries change nothing",
+        "ConjugateGradient | iterations: int = count(default=10) | 10 -> 9": "more iterations than y has entries change nothing",
         _CG + "2 -> 1": _SOLVED,
         _CG + "2 -> 3": _SOLVED,
         _CG + "jnp.finfo(client.dtype).eps ** 2 * b.dot(b) -> jnp.finfo(client.dtype).eps ** 2": _SOLVED,
@@ -91,15 +91,13 @@ SURVIVORS: dict[str, dict[str, str]] = {
         _TERM + "1 -> 0": "every factor still has a key of its own",
         _TERM + "1 -> 2": "every factor still has a key of its own",
         _TERM + "k + 1 -> k": "every factor still has a key of its own",
-        "moves_of | if not isinstance(estimator, Estimator): | it -> left out": "it refuses; test_local_and_msa.py",
+        "moves_of | if not fulfils(estimator, Estimator): | it -> left out": "it refuses; test_local_and_msa.py",
     },
     "drift": {
-        "ControlVariates | component = True | True -> False": "it has no numbers to bind",
-        "NoControl | component = True | True -> False": "it has no numbers to bind",
-        "Duals | a: Amount = 1.0 | 1.0 -> 0.0": "a default, which the references give themselves",
-        "Duals | a: Amount = 1.0 | 1.0 -> 2.0": "a default, which the references give themselves",
-        "Duals | gamma: Rates = Rates(1.0) | 1.0 -> 0.0": "a default, which the references give themselves",
-        "Duals | gamma: Rates = Rates(1.0) | 1.0 -> 2.0": "a default, which the references give themselves",
+        "Duals | a: Any = amount(default=1.0) | 1.0 -> 0.0": "a default, which the references give themselves",
+        "Duals | a: Any = amount(default=1.0) | 1.0 -> 2.0": "a default, which the references give themselves",
+        "Duals | gamma: Rates = rates(default=Rates(1.0)) | 1.0 -> 0.0": "a default, which the references give themselves",
+        "Duals | gamma: Rates = rates(default=Rates(1.0)) | 1.0 -> 2.0": "a default, which the references give themselves",
     },
     "aggitd": {
         _NEXT + "old -> new": "before Q z and the product are 0",
@@ -139,7 +137,7 @@ SURVIVORS: dict[str, dict[str, str]] = {
         ),
     },
     "fedmsa": {
-        "FedMSA.spider | steps = jnp.where(client.round > 0, self.local_steps, 1) | 1 -> 0": (
+        "FedMSA.spider | steps = jnp.where(client.first, 1, self.local_steps) | 1 -> 0": (
             "a loop of -1 steps is one of none"
         ),
     },
@@ -147,7 +145,7 @@ SURVIVORS: dict[str, dict[str, str]] = {
         "FedBiOAccLocal.iterations | first = lambda: self.hypergradient.fields(client, [z_i], client.key)[0] | 0 -> -1": (
             "the list has one entry"
         ),
-        "FedBiOAccLocal.iterations | m_i = own.merged(jax.tree.map(partial(jnp.where, client.round == 0), "
+        "FedBiOAccLocal.iterations | m_i = own.merged(jax.tree.map(partial(jnp.where, client.first), "
         "own.only(m.names), m)) | m -> z": "their names are the same",
         _VISITS + "1 -> 2": "it matters only whether it is 0",
         _VISITS + "kept.visits + 1 -> kept.visits - 1": "it matters only whether it is 0",

@@ -17,7 +17,7 @@ from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.codec import part
 from rookery.federation.cohort import Cohort
-from rookery.federation.fields import amount, component, parse_words, rates, wrapped
+from rookery.federation.fields import amount, rates, wrapped
 from rookery.federation.method import struct
 from rookery.federation.protocols import Drift, fulfils
 from rookery.federation.rates import PerClient, Rates
@@ -174,23 +174,6 @@ class Duals:
 def wrap_drift(drift: Any) -> Any:
     """None means no control."""
     return NoControl() if drift is None else drift
-
-
-def read_drift(argument: str, text: str) -> Any:
-    """`none`, `control-variates`, `duals:1:0.5` or `duals:1:0.5:2`."""
-    forms = {
-        "none/0": lambda: None,
-        "control-variates/0": ControlVariates,
-        "duals/2": lambda gamma, a: Duals(Rates(gamma), a),
-        "duals/3": lambda gamma, a, d: Duals(Rates(gamma), a, d),
-    }
-    return parse_words(argument, text, forms, "none, control-variates, duals:GAMMA:A and duals:GAMMA:A:D")
-
-
-def drift_field() -> Any:
-    """A method's field `drift`."""
-    text = "Drift control: none, control-variates, duals:GAMMA:A or duals:GAMMA:A:D."
-    return component(read=read_drift, text=text, wrapped=wrap_drift)
 
 
 def check_drift(drift: Any, lr: Rates, server_lr: Rates | None = None) -> None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.codec import part
-from rookery.federation.fields import component, count, parse_words, whole
+from rookery.federation.fields import count
 from rookery.federation.method import struct
 from rookery.federation.protocols import Estimator, fulfils
 from rookery.vectors import Sequences, Vector
@@ -132,19 +132,3 @@ def moves_of(estimator: Any) -> tuple[str, ...]:
             "rk.Tracked() is needed"
         )
     return estimator.moves
-
-
-def read_estimator(argument: str, text: str) -> Estimator:
-    """`neumann:10:0.1`, `cg:10` or `tracked`."""
-    forms = {
-        "neumann/2": lambda terms, step: Neumann(whole(terms), step),
-        "cg/1": lambda iterations: ConjugateGradient(whole(iterations)),
-        "tracked/0": Tracked,
-    }
-    return parse_words(argument, text, forms, "neumann:TERMS:STEP, cg:ITERATIONS and tracked")
-
-
-def estimator_field() -> Any:
-    """A method's field `hypergradient`."""
-    text = "How the adjoint is found: neumann:TERMS:STEP, cg:ITERATIONS or tracked."
-    return component(Neumann(), read=read_estimator, text=text, given="neumann:10:0.1")

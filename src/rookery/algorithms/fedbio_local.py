@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rookery.algorithms.estimators import estimator_field, moves_of
+from rookery.algorithms.estimators import Neumann, moves_of
+from rookery.algorithms.parts import estimator_field
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
@@ -51,7 +52,7 @@ class FedBiOLocal:
 
     lr: Rates = rates()
     local_steps: Steps = steps(default=1, epochs=False)
-    hypergradient: Estimator = estimator_field()
+    hypergradient: Estimator = estimator_field(Neumann())
 
     kinds = ("bilevel",)
     scopes = ("local",)

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.algorithms.estimators import estimator_field, moves_of
+from rookery.algorithms.estimators import Neumann, moves_of
 from rookery.algorithms.fedbio_local import check_local_lower
+from rookery.algorithms.parts import estimator_field
 from rookery.algorithms.storm import AccState, alpha, check_storm
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
@@ -66,7 +67,7 @@ class FedBiOAccLocal:
     momentum: Rates = rates(default=Rates(1.0))
     delta: float = 1.0
     offset: float = 1.0
-    hypergradient: Estimator = estimator_field()
+    hypergradient: Estimator = estimator_field(Neumann())
 
     kinds = ("bilevel",)
     scopes = ("local",)

@@ -8,25 +8,15 @@ import jax
 
 from rookery.algorithms.drift import AGGREGATION
 from rookery.algorithms.fedvra import FedVRAState, aggregated, check_convergence, check_gamma, inverse_of_mean, upload
+from rookery.algorithms.parts import set_field
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.fields import amount, component, number, parse_words, rates, steps
+from rookery.federation.fields import amount, number, rates, steps
 from rookery.federation.method import Plan, Rates, Steps, first_round, method
 from rookery.problems.base import Problem
-from rookery.problems.sets import Ball, Box, ConstraintSet, Simplex
+from rookery.problems.sets import ConstraintSet
 from rookery.vectors import Sequences, Vector
-
-
-def read_set(argument: str, text: str) -> Any:
-    """`none`, `simplex`, `box:-1:1` or `ball:2`."""
-    forms = {"none/0": lambda: None, "simplex/0": Simplex, "box/2": Box, "ball/1": Ball}
-    return parse_words(argument, text, forms, "none, simplex, box:LOW:HIGH and ball:RADIUS")
-
-
-def set_field() -> Any:
-    """A field that is a set, part of the structure."""
-    return component(read=read_set, text="The set: none, simplex, box:LOW:HIGH or ball:RADIUS.", static=True)
 
 
 @method

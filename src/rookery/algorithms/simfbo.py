@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rookery.algorithms.drift import check_drift, drift_field
+from rookery.algorithms.drift import check_drift, wrap_drift
 from rookery.algorithms.local_steps import check_coefficients, check_radius, descend, wrap_coefficients
+from rookery.algorithms.parts import drift_field
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps, table
@@ -66,7 +67,7 @@ class SimFBO:
     local_steps: Steps = steps(default=1)
     coefficients: Any = table(wrap_coefficients)
     radius: float | None = None
-    drift: Drift = drift_field()
+    drift: Drift = drift_field(wrap_drift)
     server: ServerStep = server_field()
 
     def check(self, problem: Problem, population: int) -> None:

@@ -26,7 +26,11 @@ PARTS: dict[str, type[Any]] = {}
 
 def part(cls: type[T]) -> type[T]:
     """Registers a dataclass as a part of methods, which a run's folder can hold by its name."""
-    if PARTS.get(cls.__name__, cls) is not cls:
+    known = PARTS.get(cls.__name__, cls)
+    if (known.__module__, known.__qualname__) != (
+        cls.__module__,
+        cls.__qualname__,
+    ):  # the same again is a file read anew
         raise InputError(f"part: there is a part {cls.__name__!r} already; give it another name")
     PARTS[cls.__name__] = cls
     return cls
