@@ -166,6 +166,14 @@ STATEFUL = {"client": lambda self, problem, z: z.zeros()}
             lambda: contract(steps=lambda self, client, z: z.y),
             "z: there is no sequence 'y'; there are x; a client's own",
         ),
+        (
+            lambda: contract(steps=lambda self, client, z: client.loop(2, lambda z_i, k, key: client.leave(z_i), z)),
+            "client.leave: it was called inside client.loop, which has no end yet; carry the point out of it",
+        ),
+        (
+            lambda: contract(steps=lambda self, client, z: client.choose(True, lambda: client.leave(z), lambda: z)),
+            "client.leave: it was called inside client.choose",
+        ),
         (lambda: contract(steps=lambda self, client, z: client.nothing), "has no attribute 'nothing'"),
     ],
 )

@@ -98,6 +98,7 @@ class Client:
         self._local = record.local
         self._calls = _Calls()
         self._order: _Order | None = None  # inside an epoch
+        self._inside = ""  # the loop or choice that is being traced
         self.moved_local = False  # whether `leave` has been called on a problem with local sequences
         self.state = record.state
         self.key = client_key(call.exchange_key, call.index)
@@ -162,6 +163,11 @@ class Client:
 
     def leave(self, z: Sequences) -> Sequences:
         """Keeps the local sequences of z on this client and gives back the shared ones."""
+        if self._inside:
+            raise InputError(
+                f"client.leave: it was called inside client.{self._inside}, which has no end yet; carry the point out "
+                "of it, and leave there"
+            )
         if self._local.names:
             self._local = z.only(self._local.names)
             self.moved_local = True
@@ -270,6 +276,7 @@ class Client:
             return step(carry, k, loop_key(key, k))
 
         through = partial(self._through_epochs, key) if isinstance(work, Epochs) else jax.lax.fori_loop
+        around, self._inside = self._inside, "loop"
         after = through(0, steps, body, carry)
         if self._calls.traced is None:  # every step costs the same, and nothing need be carried to know it
             total = counts.times(self._total(), jnp.maximum(jnp.asarray(steps, jnp.int32), 0))
@@ -282,7 +289,7 @@ class Client:
         if isinstance(work, Epochs):
             samples = counts.times(self._epoch_samples(), steps // self._epoch_length())
             total = total.at[:, 0].set(counts.plus(total[:, 0], samples))
-        self._calls = outside
+        self._calls, self._inside = outside, around
         self._calls.add(total)
         return after
 
@@ -334,7 +341,7 @@ class Client:
 
     def choose(self, flag: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """`then()` or `otherwise()`, whichever the traced flag says: only that one is run and counted."""
-        outside = self._calls
+        outside, around, self._inside = self._calls, self._inside, "choose"
 
         def counted(branch: Callable[[], Any]) -> Callable[[], tuple]:
             def run() -> tuple:
@@ -344,7 +351,7 @@ class Client:
             return run
 
         result, total = jax.lax.cond(flag, counted(then), counted(otherwise))
-        self._calls = outside
+        self._calls, self._inside = outside, around
         self._calls.add(total)
         return result
 
