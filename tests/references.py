@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import numpy as np
@@ -698,10 +698,10 @@ def gap(bed: Bed, state: State, result: rk.Result) -> float:
 def options_of(cls: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options for a class: one from a fresh module gets components of the kinds that its module knows."""
     options = dict(options)
-    for name, union in (("hypergradient", "Estimator"), ("drift", "Drift")):
+    for name, function in (("hypergradient", "moves_of"), ("drift", "check_drift")):
         given = options.get(name)
         if given is not None:
-            kinds = {kind.__name__: kind for kind in get_args(cls.check.__globals__[union])}
+            kinds = cls.check.__globals__[function].__globals__  # of the file that the method's own module has read
             values = {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
             if type(values.get("d")).__name__ == "InverseProbability":
                 values["d"] = "inverse-probability"

@@ -163,12 +163,12 @@ class Client:
 
     def leave(self, z: Sequences) -> Sequences:
         """Keeps the local sequences of z on this client and gives back the shared ones."""
-        if self._inside:
-            raise InputError(
-                f"client.leave: it was called inside client.{self._inside}, which has no end yet; carry the point out "
-                "of it, and leave there"
-            )
         if self._local.names:
+            if self._inside:
+                raise InputError(
+                    f"client.leave: it was called inside client.{self._inside}, which has no end yet; carry the point "
+                    "out of it, and leave there"
+                )
             self._local = z.only(self._local.names)
             self.moved_local = True
         return self.shared(z)
