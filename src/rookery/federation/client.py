@@ -268,12 +268,12 @@ class Client:
         """`carry = step(carry, k, key)` for k = 0 .. steps - 1, with a fresh key in each. `work` is a number of steps,
         a schedule of them, or epochs. A phase with more than one loop gives the others a `key` of their own."""
         key = self.key if key is None else key
-        steps = self.steps(work)
+        fresh, steps = loop_key(key), self.steps(work)
         outside, self._calls = self._calls, _Calls()
 
         def body(k: Any, carry: Any) -> Any:
             self._calls = _Calls()
-            return step(carry, k, loop_key(key, k))
+            return step(carry, k, jax.random.fold_in(fresh, k))
 
         through = partial(self._through_epochs, key) if isinstance(work, Epochs) else jax.lax.fori_loop
         around, self._inside = self._inside, "loop"
@@ -310,10 +310,10 @@ class Client:
     ) -> Any:
         """Runs a loop's body epoch by epoch, each in its own order."""
         length, minibatches = self._epoch_length(), self._minibatches()
-        capacity = dict(self._setting.capacity)
+        fresh, capacity = order_key(key), dict(self._setting.capacity)
 
         def epoch(e: Any, carry: Any) -> Any:
-            own_key, orders = order_key(key, e), {}
+            own_key, orders = jax.random.fold_in(fresh, e), {}
             for number, (name, (own, size, count)) in enumerate(minibatches.items()):
                 if size is not None:
                     largest = capacity[self._problem.draws[name]]

@@ -35,14 +35,14 @@ def before_first_round_key(run: jax.Array) -> jax.Array:
     return jax.random.fold_in(run, jnp.uint32(_BEFORE))
 
 
-def loop_key(key: jax.Array, step: Any) -> jax.Array:
-    """The key of one step of a client's loop."""
-    return jax.random.fold_in(jax.random.fold_in(key, _LOOP), step)
+def loop_key(key: jax.Array) -> jax.Array:
+    """For a client's loop, made once before it; every step folds in its number."""
+    return jax.random.fold_in(key, _LOOP)
 
 
-def order_key(key: jax.Array, epoch: Any) -> jax.Array:
-    """For the order of a client's examples in an epoch of a loop."""
-    return jax.random.fold_in(jax.random.fold_in(key, _ORDER), epoch)
+def order_key(key: jax.Array) -> jax.Array:
+    """For the orders of a client's examples in the epochs of a loop; every epoch folds in its number."""
+    return jax.random.fold_in(key, _ORDER)
 
 
 def augment_key(key: jax.Array, draw: int) -> jax.Array:
