@@ -45,8 +45,8 @@ from rookery.federation.ledger import Ledger
 from rookery.federation.method import State, first_round, method, static, struct
 from rookery.federation.protocols import Drift, Estimator, Method, ServerStep
 from rookery.federation.rates import Decay, PerClient, Rates
-from rookery.federation.replies import Scaled
 from rookery.federation.sampling import All, Bernoulli, Uniform, Weighted, WithReplacement
+from rookery.federation.scaled import Scaled
 from rookery.federation.server_optimiser import ServerOptimiser
 from rookery.federation.steps import Epochs, FixedSteps, RandomSteps, Steps
 from rookery.metric import Metric

@@ -18,7 +18,7 @@ from rookery.errors import InputError
 Tree = Any
 Scalar = Any
 
-_LARGE = 2.0**48  # the squares of so many numbers below it, and above one over it, are fine in single precision
+_LARGE = 2.0**48  # the squares of that many numbers below it, and above one over it, are fine in single precision
 
 
 class MissingSequence(InputError, AttributeError):

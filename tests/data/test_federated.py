@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.data import federated
-from rookery.data.federated import Batch, example_shape, federate, shard
+from rookery.data import batches
+from rookery.data.batches import Batch, shard
+from rookery.data.federated import example_shape, federate
 
 RAGGED = [{"a": np.arange(3.0), "k": np.arange(3)}, {"a": np.array([10.0]), "k": np.array([7])}]
 
@@ -32,7 +33,7 @@ def test_clients_come_back_as_they_were_given():
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 1024])
 def test_full_batch_means_are_exact_for_ragged_clients(monkeypatch, chunk):
-    monkeypatch.setattr(federated, "FULL_BATCH_CHUNK", chunk)
+    monkeypatch.setattr(batches, "FULL_BATCH_CHUNK", chunk)
     sizes = [1, 2, 5, 7]
     data = [{"a": np.random.default_rng(n).normal(size=(n, 2))} for n in sizes]
     clients = federate(data)

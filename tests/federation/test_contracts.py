@@ -9,7 +9,7 @@ import pytest
 
 import rookery as rk
 from rookery.federation.counts import count, zeros
-from rookery.federation.heard import Heard
+from rookery.federation.delivered import Delivered, Dispatch
 from rookery.federation.ledger import Ledger, Tally, parcel_of
 from rookery.federation.steps import check_steps, draw_steps
 from rookery.federation.wire import Wire
@@ -112,10 +112,12 @@ def test_tallies_add_up_to_the_ledger():
     message, reply = (Vector(jnp.zeros(3)), jnp.float32(1)), np.zeros(2)
     assert parcel_of("steps", "up", reply) == ("steps", "up", 2, 16)
     tally = Tally()
-    sent = [(part, True) for part in message]
+    sent = [(part, None) for part in message]
+    later = Dispatch((1,), 0)
     tally.exchange("steps", sent, reply, 5, count(jnp.array([7, 1, 0, 0])))
     tally.exchange("steps", sent, reply, 0, zeros(4))
-    tally.exchange("more", [(message[0], jnp.bool_(False)), (message[1], jnp.bool_(True))], reply, 2, zeros(4))
+    tally.exchange("more", [(message[0], later), (message[1], None)], reply, 2, zeros(4))
+    tally.settle(lambda dispatch: (jnp.bool_(dispatch != later), False))
     total = Ledger()
     total.add(tally.totals())
     total.add(tally.totals())
@@ -175,13 +177,13 @@ def test_vectors_that_the_receiver_has_travel_as_numbers():
 
 
 def test_a_vector_goes_to_a_client_once():
-    heard = Heard()
-    everyone = heard.audience()
-    some, others = heard.audience(everyone), heard.audience(everyone)
+    delivered = Delivered()
+    everyone = delivered.audience()
+    some, others = delivered.audience(everyone), delivered.audience(everyone)
     x, y, z = (Vector(np.zeros(2)) for _ in range(3))
-    assert heard.send(everyone, (x, 1)) == [(x, True), (1, True)]
-    assert heard.send(some, Sequences({"x": x, "y": y})) == [(y, True)]  # everyone has x, some of them now y
-    assert heard.send(some, (y, x)) == []
-    assert heard.send(others, y) == [(y, True)] and heard.send(everyone, (y, z, z)) == [(y, True), (z, True)]
-    assert heard.send(everyone, Vector(z.tree)) == []  # the same arrays
-    assert heard.number(x) == heard.number(Vector(x.tree)) != heard.number(y)
+    assert delivered.send(everyone, (x, 1)) == [(x, None), (1, None)]
+    assert delivered.send(some, Sequences({"x": x, "y": y})) == [(y, None)]  # everyone has x, some of them now y
+    assert delivered.send(some, (y, x)) == []
+    assert delivered.send(others, y) == [(y, None)] and delivered.send(everyone, (y, z, z)) == [(y, None), (z, None)]
+    assert delivered.send(everyone, Vector(z.tree)) == []  # the same arrays
+    assert delivered.number(x) == delivered.number(Vector(x.tree)) != delivered.number(y)

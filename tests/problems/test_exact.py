@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.data.federated import Split, shard
+from rookery.data.batches import shard
+from rookery.data.federated import Split
 from rookery.problems.exact import (
     DataCleaning,
     LinearComposition,

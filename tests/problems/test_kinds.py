@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.data.federated import cast, shard
-from rookery.federation.client import Call, Client, Record, Sample, Setting
+from rookery.data.batches import shard
+from rookery.data.federated import cast
+from rookery.federation.client import Call, Client, ProgramConfig, Record, Sample
 from rookery.problems.kinds import Compositional
 from rookery.vectors import Sequences, Values
 
@@ -43,7 +44,7 @@ Z = Values(
 def client_of(problem, data=DATA):
     clients = rk.federate([data])
     level = dict.fromkeys(problem.draws.values())
-    setting = Setting(problem, 1, tuple((k, None) for k in level), tuple((k, 4) for k in level), "float64")
+    setting = ProgramConfig(problem, 1, tuple((k, None) for k in level), tuple((k, 4) for k in level), "float64")
     key = jax.random.key(0)
     call = Call(0, 1.0, 1.0, 1.0, 0, True, key, key)
     levels = jax.tree.map(jnp.asarray, cast(clients.levels, np.float64))

@@ -9,7 +9,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import rookery as rk
-from rookery.data.federated import shard
+from rookery.data.batches import shard
 from rookery.tasks.cleaning import CleanLoss, WeightedLoss
 from rookery.tasks.losstuning import BalancedLoss, TunedLoss
 from rookery.tasks.metalearn import AdaptedLoss, JudgedLoss

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.algorithms.rounds import SOLVERS, LowerRound, UpperRound, hypergradient
+from rookery.algorithms.rounds import SOLVERS, TwoLoop
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import choice, count, rates, steps
@@ -16,7 +16,7 @@ from rookery.vectors import Vector
 
 
 @method
-class AggITD:
+class AggITD(TwoLoop):
     r"""N lower rounds whose exchanges also carry a truncated Neumann product; then x along the hypergradient.
 
     In every round, with M the unbiased mean over the cohort and Q ~ U{0, ..., N}, for t = 0, ..., N:
@@ -52,25 +52,11 @@ class AggITD:
     lower_solver: str = choice(*SOLVERS)
     scaled_rates: bool = static(default=False)
 
-    kinds = ("bilevel",)
-    scopes = ("shared",)
-    uses = ("x", "y")
-    biased = True
-
-    @property
-    def lower(self) -> LowerRound:
-        return LowerRound(self.lr, self.lower_steps, self.scaled_rates, self.lower_solver)
-
-    @property
-    def upper(self) -> UpperRound:
-        return UpperRound(self.lr, self.upper_steps, self.scaled_rates)
-
     def round(self, state: State, cohort: Cohort) -> State:
         x = state.z.x
         first = jax.random.randint(cohort.key, (), 0, self.lower_rounds + 1, dtype=jnp.int32)
         y, p = self.aggregate(cohort, x, state.z.y, first)
-        h = cohort.mean("hypergradient", x, y, p)
-        return state.next(z=state.z.replace(x=self.upper.run(cohort, x, y, h), y=y, v=p))
+        return state.next(z=state.z.replace(x=self.step_upper(cohort, x, y, p), y=y, v=p))
 
     def aggregate(self, cohort: Cohort, x: Vector, y: Vector, first: Any) -> tuple[Vector, Vector]:
         """y^N and p, with the product starting at t = `first` = Q."""
@@ -109,6 +95,3 @@ class AggITD:
         after = lambda: client.hvp(x, y, z, client.sample(key, only="lower"))
         at = lambda: client.upper_grad_y(x, y, client.sample(key, only="upper"))
         return client.choose(t > first, after, lambda: client.choose(t == first, at, z.zeros))
-
-    def hypergradient(self, client: Client, x: Vector, y: Vector, p: Vector) -> Vector:
-        return hypergradient(client, x, y, p)

@@ -21,7 +21,7 @@ from rookery.federation.fields import amount, rates, wrapped
 from rookery.federation.method import struct
 from rookery.federation.protocols import Drift, fulfils
 from rookery.federation.rates import PerClient, Rates
-from rookery.federation.replies import Scaled
+from rookery.federation.scaled import Scaled
 from rookery.vectors import Sequences
 
 
@@ -99,7 +99,7 @@ class ControlVariates:
 
     def upload(self, client: Client, work: Descent, unit: Any) -> Scaled:
         """q_i / unit, and the scalar that makes the unbiased mean a sum of q_i / ||a_i||_1."""
-        return Scaled(work.q / unit, {"control": client.once * unit / work.norm})
+        return Scaled(work.q / unit, {"control": client.once_factor * unit / work.norm})
 
     def keep(self, client: Client, work: Descent, told: Sequences) -> Sequences:
         return client.state - told + work.q / work.norm
@@ -155,9 +155,9 @@ class Duals:
         return lambda d, z_i: d + gamma * (z_i - z - u)
 
     def upload(self, client: Client, work: Descent, unit: Any) -> Scaled:
-        by = {"dual": client.once * unit * client.at(self.a).one}
+        by = {"dual": client.once_factor * unit * client.at(self.a).one}
         if not isinstance(self.d, InverseProbability):
-            by["primal"] = client.once * unit * client.at(self.d).one
+            by["primal"] = client.once_factor * unit * client.at(self.d).one
         return Scaled(work.q / unit, by)
 
     def keep(self, client: Client, work: Descent, told: tuple) -> Sequences:

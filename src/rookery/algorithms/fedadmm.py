@@ -66,4 +66,5 @@ class FedADMM:
         u, gamma = client.state, client.at(self.gamma).one
         lagrangian = lambda g, x: g + self.weight_decay * x + gamma * (x - z - u)
         moved = descend(client, z, client.at(self.lr), self.local_steps, correct=lagrangian).moved
-        return client.once * moved, u - moved  # the unbiased mean of the first is sum_C p_i (x_i - x)
+        # The unbiased mean of the first is sum_C p_i (x_i - x).
+        return client.once_factor * moved, u - moved

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from rookery.algorithms.drift import check_drift, wrap_drift
-from rookery.algorithms.local_steps import descend
+from rookery.algorithms.one_loop import OneLoop
 from rookery.algorithms.parts import drift_field
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps
 from rookery.federation.method import Rates, Steps, method
 from rookery.federation.protocols import Drift, ServerStep
-from rookery.federation.replies import Scaled
-from rookery.federation.server import ServerState, check_server, server_field, server_state
+from rookery.federation.scaled import Scaled
+from rookery.federation.server import ServerState, check_server, server_field
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
 
 @method
-class FedBiO:
+class FedBiO(OneLoop):
     r"""Local steps on x, y and v at once; every I steps the clients' points are averaged.
 
     In every round client i of the cohort C sets z_i = z and takes I steps
@@ -54,20 +54,10 @@ class FedBiO:
         check_drift(self.drift, self.lr)
         check_server(self.server, problem)
 
-    def init(self, problem: Problem, z: Sequences) -> ServerState:
-        return server_state(self, z, self.drift.server(z))
-
-    def client(self, problem: Problem, z: Sequences) -> Any:
-        return self.drift.client(z.only(problem.shared))
-
     def round(self, state: ServerState, cohort: Cohort) -> ServerState:
-        eta = self.lr.at(state.round)
-        q, scaled = cohort.update_mean("steps", state.z, self.drift.told(state.duals))
-        q, duals = self.drift.step(q, scaled, state.duals, cohort, self.lr, state.round)
-        z, optimiser = self.server.step(state.z, eta * q, None, state.optimiser)
-        return state.next(z=cohort.project(z), optimiser=optimiser, duals=duals)
+        q, scaled = self.ask(state, cohort)
+        return self.move(state, cohort, q, scaled, None)
 
     def steps(self, client: Client, z: Sequences, told: Any) -> tuple[Scaled, Any]:
-        correct = self.drift.correct(client, z, told)
-        work = descend(client, z, client.at(self.lr), self.local_steps, correct=correct)
+        work = self.work(client, z, told)
         return self.drift.upload(client, work, 1), self.drift.keep(client, work, told)

@@ -71,4 +71,5 @@ class FedDyn:
         l_i = client.state
         regularised = lambda g, x: g + self.weight_decay * x - l_i + self.alpha * (x - z)
         moved = descend(client, z, client.at(self.lr), self.local_steps, correct=regularised).moved
-        return client.once * moved, l_i - self.alpha * moved  # the unbiased mean of the first is sum_C p_i (x_i - x)
+        # The unbiased mean of the first is sum_C p_i (x_i - x).
+        return client.once_factor * moved, l_i - self.alpha * moved

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.algorithms.rounds import SOLVERS, LowerRound, UpperRound, hypergradient
+from rookery.algorithms.rounds import SOLVERS, TwoLoop
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import choice, count, rates, steps
@@ -16,7 +16,7 @@ from rookery.vectors import Vector
 
 
 @method
-class FedNest:
+class FedNest(TwoLoop):
     r"""Two loops: N rounds on the lower problem, then a hypergradient from T exchanged Hessian products, then x.
 
     In every round, with M the unbiased mean over the cohort:
@@ -55,26 +55,12 @@ class FedNest:
     lower_solver: str = choice(*SOLVERS)
     scaled_rates: bool = static(default=False)
 
-    kinds = ("bilevel",)
-    scopes = ("shared",)
-    uses = ("x", "y")
-    biased = True
-
-    @property
-    def lower(self) -> LowerRound:
-        return LowerRound(self.lr, self.lower_steps, self.scaled_rates, self.lower_solver)
-
-    @property
-    def upper(self) -> UpperRound:
-        return UpperRound(self.lr, self.upper_steps, self.scaled_rates)
-
     def round(self, state: State, cohort: Cohort) -> State:
         x, y = state.z.x, state.z.y
-        y = cohort.repeat(self.lower_rounds, lambda cohort, t, y: self.lower.run(cohort, x, y), y)
+        y = self.solve_lower(cohort, x, y)
         last = jax.random.randint(cohort.key, (), 0, self.neumann_terms, dtype=jnp.int32)
         p = self.adjoint(cohort, x, y, last)
-        h = cohort.mean("hypergradient", x, y, p)
-        return state.next(z=state.z.replace(x=self.upper.run(cohort, x, y, h), y=y, v=p))
+        return state.next(z=state.z.replace(x=self.step_upper(cohort, x, y, p), y=y, v=p))
 
     def adjoint(self, cohort: Cohort, x: Vector, y: Vector, last: Any) -> Vector:
         """p after T exchanges, of which the first `last` = T' move it."""
@@ -91,6 +77,3 @@ class FedNest:
 
     def hessian(self, client: Client, x: Vector, y: Vector, p: Vector) -> Vector:
         return client.hvp(x, y, p, client.sample(client.key, only="lower"))
-
-    def hypergradient(self, client: Client, x: Vector, y: Vector, p: Vector) -> Vector:
-        return hypergradient(client, x, y, p)

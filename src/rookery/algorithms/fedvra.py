@@ -14,7 +14,7 @@ from rookery.federation.cohort import Cohort
 from rookery.federation.fields import amount, rates, steps
 from rookery.federation.method import Plan, Rates, State, Steps, first_round, method, struct
 from rookery.federation.rates import PerClient
-from rookery.federation.replies import Scaled
+from rookery.federation.scaled import Scaled
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -26,8 +26,41 @@ class FedVRAState(State):
     u: Sequences
 
 
+class VarianceReduced:
+    """What FedVRA and FedVRA-U share, whatever their other fields: the duals, and the server's side."""
+
+    lr: Rates
+    gamma: Any
+    a: Any
+    d: Any
+    local_steps: Steps
+
+    def check(self, problem: Problem, population: int) -> None:
+        check_gamma(self.gamma)
+
+    def advise(self, plan: Plan) -> list[str]:
+        return check_convergence(plan, self.lr, self.gamma, self.a, self.d, self.local_steps)
+
+    def init(self, problem: Problem, z: Sequences) -> FedVRAState:
+        return FedVRAState(z, first_round(), u=z.zeros())
+
+    def client(self, problem: Problem, z: Sequences) -> Sequences:
+        return z.only(problem.shared).zeros()
+
+    def exchange(self, state: FedVRAState, cohort: Cohort, phase: str) -> tuple[Sequences, Sequences]:
+        """One exchange: the new x, before it is projected, and the new u."""
+        beta = inverse_of_mean(self.gamma, cohort)
+        (moved, by), work = cohort.update_mean(phase, state.z)
+        u = state.u - beta * by["dual"]
+        return state.z + beta * aggregated(self.d, moved, by, work, cohort) - u, u
+
+    def answer(self, client: Client, moved: Sequences) -> tuple[Any, Sequences]:
+        """What a client replies that has moved from x to x_i, and its new dual."""
+        return upload(self, client, moved), client.state - client.at(self.a).one * moved
+
+
 @method
-class FedVRA:
+class FedVRA(VarianceReduced):
     r"""Local steps on the augmented Lagrangian; client duals with step size a_i, aggregation with step size d_i.
 
     In every round client i of the cohort C sets x_i = x and takes Q_i steps
@@ -69,30 +102,14 @@ class FedVRA:
 
     kinds = ("single", "joint")
 
-    def check(self, problem: Problem, population: int) -> None:
-        check_gamma(self.gamma)
-
-    def advise(self, plan: Plan) -> list[str]:
-        return check_convergence(plan, self.lr, self.gamma, self.a, self.d, self.local_steps)
-
-    def init(self, problem: Problem, z: Sequences) -> FedVRAState:
-        return FedVRAState(z, first_round(), u=z.zeros())
-
-    def client(self, problem: Problem, z: Sequences) -> Sequences:
-        return z.only(problem.shared).zeros()
-
     def round(self, state: FedVRAState, cohort: Cohort) -> FedVRAState:
-        beta = inverse_of_mean(self.gamma, cohort)
-        (moved, by), work = cohort.update_mean("steps", state.z)
-        u = state.u - beta * by["dual"]
-        z = state.z + beta * aggregated(self.d, moved, by, work, cohort) - u
+        z, u = self.exchange(state, cohort, "steps")
         return state.next(z=cohort.project(z), u=u)
 
     def steps(self, client: Client, z: Sequences) -> tuple[Any, Sequences]:
         u, gamma = client.state, client.at(self.gamma).one
         lagrangian = lambda g, x: g + self.weight_decay * x + gamma * (x - z - u)
-        moved = descend(client, z, client.at(self.lr), self.local_steps, correct=lagrangian).moved
-        return upload(self, client, moved), u - client.at(self.a).one * moved
+        return self.answer(client, descend(client, z, client.at(self.lr), self.local_steps, correct=lagrangian).moved)
 
 
 def check_gamma(gamma: Rates, uniform: bool = False) -> None:
@@ -115,13 +132,13 @@ def upload(method: Any, client: Client, moved: Sequences) -> tuple[Scaled, Any]:
     """gamma_i (x_i - x) with the scalars that turn its unbiased mean into sum omega_i a_i and sum omega_i d_i of it."""
     if isinstance(method.gamma.one, PerClient):
         moved = client.at(method.gamma).one * moved
-    by = {"dual": client.once * client.at(method.a).one}
+    by = {"dual": client.once_factor * client.at(method.a).one}
     if isinstance(method.d, InverseProbability):
         return Scaled(moved, by), ()
     if isinstance(method.d, EqualProgress):
         steps = client.steps(method.local_steps).astype(client.dtype)
         return Scaled(moved, by | {"primal": client.probability / steps}), client.probability * steps
-    return Scaled(moved, by | {"primal": client.once * client.at(method.d).one}), ()
+    return Scaled(moved, by | {"primal": client.once_factor * client.at(method.d).one}), ()
 
 
 def aggregated(d: Any, moved: Sequences, by: dict, work: Any, cohort: Cohort) -> Sequences:

@@ -7,20 +7,20 @@ from typing import Any
 import jax
 
 from rookery.algorithms.drift import AGGREGATION
-from rookery.algorithms.fedvra import FedVRAState, aggregated, check_convergence, check_gamma, inverse_of_mean, upload
+from rookery.algorithms.fedvra import FedVRAState, VarianceReduced
 from rookery.algorithms.parts import set_field
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import amount, number, rates, steps
-from rookery.federation.method import Plan, Rates, Steps, first_round, method
+from rookery.federation.method import Rates, Steps, method
 from rookery.problems.base import Problem
 from rookery.problems.sets import ConstraintSet
 from rookery.vectors import Sequences, Vector
 
 
 @method
-class FedVRAU:
+class FedVRAU(VarianceReduced):
     r"""Alternating minimisation on each client, and FedVRA between them, for min over x and y_i of f_i(x, y_i).
 
     In every round client i of the cohort C first takes Q_y projected steps on its own block at the server's x,
@@ -68,26 +68,14 @@ class FedVRAU:
     uses = ("x",)
 
     def check(self, problem: Problem, population: int) -> None:
-        check_gamma(self.gamma)
+        super().check(problem, population)
         for name in ("client_set", "server_set"):
             given = getattr(self, name)
             if given is not None and (isinstance(given, type) or not isinstance(given, ConstraintSet)):
                 raise InputError(f"{name}: {given!r} was given; a set such as rk.Simplex(), or None, is needed")
 
-    def advise(self, plan: Plan) -> list[str]:
-        return check_convergence(plan, self.lr, self.gamma, self.a, self.d, self.local_steps)
-
-    def init(self, problem: Problem, z: Sequences) -> FedVRAState:
-        return FedVRAState(z, first_round(), u=z.zeros())
-
-    def client(self, problem: Problem, z: Sequences) -> Sequences:
-        return z.only(problem.shared).zeros()
-
     def round(self, state: FedVRAState, cohort: Cohort) -> FedVRAState:
-        beta = inverse_of_mean(self.gamma, cohort)
-        (moved, by), work = cohort.update_mean("alternate", state.z)
-        u = state.u - beta * by["dual"]
-        z = state.z + beta * aggregated(self.d, moved, by, work, cohort) - u
+        z, u = self.exchange(state, cohort, "alternate")
         if self.server_set is None:
             return state.next(z=cohort.project(z), u=u)
         return state.next(z=z.replace(x=Vector(self.server_set.project(z.x.tree))), u=u)
@@ -107,5 +95,4 @@ class FedVRAU:
 
         z_i = client.loop(self.client_steps, own_step, client.enter(z), jax.random.fold_in(client.key, 1))
         z_i = client.loop(self.local_steps, step, z_i)
-        moved = client.leave(z_i) - z
-        return upload(self, client, moved), u - client.at(self.a).one * moved
+        return self.answer(client, client.leave(z_i) - z)

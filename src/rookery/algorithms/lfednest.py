@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.algorithms.rounds import SOLVERS, LowerRound, per_step
+from rookery.algorithms.rounds import SOLVERS, TwoLoop, per_step
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import choice, count, rates, steps
@@ -16,7 +16,7 @@ from rookery.vectors import Vector
 
 
 @method
-class LFedNest:
+class LFedNest(TwoLoop):
     r"""N rounds on the lower problem, then local steps on x along the client's own truncated hypergradients.
 
     In every round, with M the unbiased mean over the cohort and T' ~ U{0, ..., T-1}:
@@ -52,18 +52,9 @@ class LFedNest:
     lower_solver: str = choice(*SOLVERS)
     scaled_rates: bool = static(default=False)
 
-    kinds = ("bilevel",)
-    scopes = ("shared",)
-    uses = ("x", "y")
-    biased = True
-
-    @property
-    def lower(self) -> LowerRound:
-        return LowerRound(self.lr, self.lower_steps, self.scaled_rates, self.lower_solver)
-
     def round(self, state: State, cohort: Cohort) -> State:
         x, y = state.z.x, state.z.y
-        y = cohort.repeat(self.lower_rounds, lambda cohort, t, y: self.lower.run(cohort, x, y), y)
+        y = self.solve_lower(cohort, x, y)
         last = jax.random.randint(cohort.key, (), 0, self.neumann_terms, dtype=jnp.int32)
         x = x + cohort.mean("descend", x, y, last)
         return state.next(z=state.z.replace(x=x, y=y))

@@ -83,12 +83,43 @@ class UpperRound:
         return client.loop(tau, step, x) - x
 
 
+class TwoLoop:
+    """What FedNest, LFedNest and AggITD share, whatever their other fields: the rounds on either level."""
+
+    lr: Rates
+    lower_rounds: int
+    lower_steps: Steps
+    upper_steps: Steps
+    lower_solver: str
+    scaled_rates: bool
+
+    kinds = ("bilevel",)
+    scopes = ("shared",)
+    uses = ("x", "y")
+    biased = True
+
+    @property
+    def lower(self) -> LowerRound:
+        return LowerRound(self.lr, self.lower_steps, self.scaled_rates, self.lower_solver)
+
+    @property
+    def upper(self) -> UpperRound:
+        return UpperRound(self.lr, self.upper_steps, self.scaled_rates)
+
+    def solve_lower(self, cohort: Cohort, x: Vector, y: Vector) -> Vector:
+        """y after N lower rounds."""
+        return cohort.repeat(self.lower_rounds, lambda cohort, t, y: self.lower.run(cohort, x, y), y)
+
+    def step_upper(self, cohort: Cohort, x: Vector, y: Vector, p: Vector) -> Vector:
+        """x after an upper round along h = M(grad_x f_i(x, y) - (d2 g_i/dx dy) p)."""
+        return self.upper.run(cohort, x, y, cohort.mean("hypergradient", x, y, p))
+
+    def hypergradient(self, client: Client, x: Vector, y: Vector, p: Vector) -> Vector:
+        """grad_x f_i(x, y) - (d2 g_i/dx dy) p on one fresh sample."""
+        s = client.sample(client.key)
+        return client.upper_grad_x(x, y, s) - client.cross(x, y, p, s)
+
+
 def per_step(rate: Any, tau: Any, scaled: bool) -> Any:
     """A step size, divided by the client's number of steps where asked for."""
     return rate / tau if scaled else rate
-
-
-def hypergradient(client: Client, x: Vector, y: Vector, p: Vector) -> Vector:
-    """grad_x f_i(x, y) - (d2 g_i/dx dy) p on one fresh sample."""
-    s = client.sample(client.key)
-    return client.upper_grad_x(x, y, s) - client.cross(x, y, p, s)

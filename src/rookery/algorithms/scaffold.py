@@ -69,4 +69,4 @@ class Scaffold:
         controlled = lambda g, x: g + self.weight_decay * x - c_i + c
         work = descend(client, z, client.at(self.lr), self.local_steps, correct=controlled)
         new = c_i - c + work.q / work.norm  # q_i is (x - x_i) / eta
-        return (work.moved, client.once * (new - c_i)), new
+        return (work.moved, client.once_factor * (new - c_i)), new

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from rookery.algorithms.drift import check_drift, wrap_drift
-from rookery.algorithms.local_steps import check_coefficients, check_radius, descend, wrap_coefficients
-from rookery.algorithms.parts import drift_field
+from rookery.algorithms.one_loop import TwoRates
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.fields import rates, steps, table
-from rookery.federation.method import Rates, Steps, method
-from rookery.federation.protocols import Drift, ServerStep
-from rookery.federation.replies import Scaled
-from rookery.federation.server import ServerState, check_server, server_field, server_state
-from rookery.problems.base import Problem
-from rookery.problems.sets import ball
+from rookery.federation.method import method
+from rookery.federation.scaled import Scaled
+from rookery.federation.server import ServerState
 from rookery.vectors import Sequences
 
 
 @method
-class SimFBO:
+class SimFBO(TwoRates):
     r"""Moves all sequences of a nested problem together: tau_i local steps, one exchange, one server step.
 
     In every round the server sends z = {x, y, v} to the cohort C, client i sets z_i^0 = z and computes
@@ -62,37 +56,10 @@ class SimFBO:
     Algorithm 1, equations (3) to (6).
     """
 
-    lr: Rates = rates()
-    server_lr: Rates | None = rates(default=None)
-    local_steps: Steps = steps(default=1)
-    coefficients: Any = table(wrap_coefficients)
-    radius: float | None = None
-    drift: Drift = drift_field(wrap_drift)
-    server: ServerStep = server_field()
-
-    def check(self, problem: Problem, population: int) -> None:
-        check_coefficients(self.coefficients, self.local_steps, population)
-        check_radius(self.radius, problem)
-        check_drift(self.drift, self.lr, self.server_lr)
-        check_server(self.server, problem, self.server_lr)
-
-    def init(self, problem: Problem, z: Sequences) -> ServerState:
-        return server_state(self, z, self.drift.server(z))
-
-    def client(self, problem: Problem, z: Sequences) -> Any:
-        return self.drift.client(z.only(problem.shared))
-
     def round(self, state: ServerState, cohort: Cohort) -> ServerState:
-        gamma = (self.lr if self.server_lr is None else self.server_lr).at(state.round)
-        q, scaled = cohort.update_mean("steps", state.z, self.drift.told(state.duals))
-        q, duals = self.drift.step(q, scaled, state.duals, cohort, self.lr, state.round)
-        z, optimiser = self.server.step(state.z, q, gamma, state.optimiser)
-        z = cohort.project(z)
-        if self.radius is not None:
-            z = z.replace(v=ball(z.v, self.radius))
-        return state.next(z=z, optimiser=optimiser, duals=duals)
+        q, scaled = self.ask(state, cohort)
+        return self.after(state, cohort, q, scaled)
 
     def steps(self, client: Client, z: Sequences, told: Any) -> tuple[Scaled, Any]:
-        correct = self.drift.correct(client, z, told)
-        work = descend(client, z, client.at(self.lr), self.local_steps, self.coefficients, correct)
+        work = self.work(client, z, told)
         return self.drift.upload(client, work, 1), self.drift.keep(client, work, told)

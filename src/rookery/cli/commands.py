@@ -20,16 +20,16 @@ from rookery.data.partitions import class_counts, parse
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError
 from rookery.experiments import compare as comparing
 from rookery.experiments.experiment import (
+    CommonOptions,
     Experiment,
     Options,
-    Surroundings,
-    essential,
+    decisive,
     has_ended,
     launch,
     read_config,
     read_experiment,
+    resume_folder,
 )
-from rookery.experiments.experiment import resume_folder as resume_run
 from rookery.own_code import file_and_class, full_name, short_name
 from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
@@ -93,7 +93,7 @@ def resume(arguments: list[str], console: Console) -> int:
         show_results(console, {short_name(experiment.method_name): Result.load(folder)})
         return 0
     with watched(experiment, console) as callbacks:
-        result, _ = resume_run(folder, callbacks)
+        result, _ = resume_folder(folder, callbacks)
     return _conclude(console, short_name(experiment.method_name), result, folder)
 
 
@@ -140,7 +140,7 @@ def _conclude(console: Console, name: str, result: Result, folder: Path) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class CompareOptions(Surroundings):
+class CompareOptions(CommonOptions):
     """What is compared, where and with whom."""
 
     target: float | None = None
@@ -171,7 +171,7 @@ def compare(arguments: list[str], console: Console) -> int:
     form = make_form(task=task, run=CompareOptions)
     filled = fill(form, arguments[len(words) :], f"rookery compare {' '.join(words)}", "Methods side by side.")
     options: CompareOptions = filled.run
-    shared = {field.name: getattr(options, field.name) for field in dataclasses.fields(Surroundings)}
+    shared = {field.name: getattr(options, field.name) for field in dataclasses.fields(CommonOptions)}
     experiments = {}
     for words_of_it in labels:
         label, method = parse_method(words_of_it, task)
@@ -184,7 +184,7 @@ def compare(arguments: list[str], console: Console) -> int:
     asked |= {"task": task_name, "task_options": dataclasses.asdict(filled.task), **shared, "target": None}
     folder = options.out or make_folder(f"compare_{Path(task_name).stem}")
     say = lambda text: console.print(text, markup=False, soft_wrap=True)
-    with _comparison_folder(folder, essential(asked)), _sentences(console), Bars(console) as bars:
+    with _comparison_folder(folder, decisive(asked)), _sentences(console), Bars(console) as bars:
         try:
             outcome = comparing.compare(
                 experiments,

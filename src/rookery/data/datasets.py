@@ -61,7 +61,7 @@ class Dataset:
         return replace(self, train=_take(self.train, ~held_out), test=_take(self.train, held_out))
 
     def first(self, train: int, test: int) -> Dataset:
-        """The first so many training and test examples."""
+        """The first training and test examples, as many as are asked for."""
         for name, number, whole in (("train", train, self.train), ("test", test, self.test)):
             if not 1 <= number <= len(whole["label"]):
                 raise InputError(

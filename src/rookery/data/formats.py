@@ -35,7 +35,7 @@ CIFAR10_CLASSES = 10
 # What the dense form of a sparse file may take, in bytes, and what any file may unpack to.
 DENSE_LIMIT = 2 << 30
 
-# A file may unpack to so much whatever its size, and beyond that to so many times its size: no data packs better.
+# A file may unpack to this much whatever its size, and beyond that to this multiple of its size: no data packs better.
 UNPACKED_FREELY, UNPACKED_TIMES = 64 << 20, 200
 
 # What a text of numbers may have, in bytes: its words take some twenty times as much while they are read.

@@ -25,5 +25,5 @@ def find_engine(engine: Any) -> Engine:
         return engine
     raise InputError(
         f"engine: {engine!r} was given; allowed are {', '.join(ENGINES)}, rk.Local(...), rk.Eager(...) and what has "
-        "open(setup, ledger)"
+        "open(prepared, ledger)"
     )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.data.federated import Level
-from rookery.federation.client import Record, Setting
+from rookery.federation.client import ProgramConfig, Record
 from rookery.federation.ledger import Ledger
 from rookery.federation.sampling import Sampling
 from rookery.vectors import Sequences, Values
@@ -40,10 +40,10 @@ class Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Setup:
-    """A run made ready: static setting, traced inputs, and where it begins."""
+class PreparedRun:
+    """A run made ready: its static side, traced inputs, and where it begins."""
 
-    setting: Setting
+    config: ProgramConfig
     inputs: Inputs
     carry: Carry
 
@@ -67,20 +67,20 @@ class Session(Protocol):
         ...
 
     def advance(self, rounds: int) -> Advance:
-        """Does so many rounds, or fewer when the state stops being finite; then the last good state is kept."""
+        """Does a number of rounds, or fewer when the state stops being finite; then the last good state is kept."""
         ...
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Opens a session for a setup. The trajectory is the same on every engine."""
+    """Opens a session for a run that is ready. The trajectory is the same on every engine."""
 
-    def open(self, setup: Setup, ledger: Ledger) -> Session: ...
+    def open(self, prepared: PreparedRun, ledger: Ledger) -> Session: ...
 
 
-def initial_carry(setting: Setting, method: Any, z: Sequences, local: Sequences) -> Carry:
+def initial_carry(config: ProgramConfig, method: Any, z: Sequences, local: Sequences) -> Carry:
     """The state before the first round; `local` is stacked over clients."""
-    problem = setting.problem
+    problem = config.problem
 
     def record(own: Sequences) -> Record:
         return Record(own, method.client(problem, z.merged(own)))
@@ -89,7 +89,7 @@ def initial_carry(setting: Setting, method: Any, z: Sequences, local: Sequences)
         records = jax.vmap(record)(local)
     else:
         one = record(local)
-        records = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (setting.population, *jnp.shape(leaf))), one)
+        records = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (config.population, *jnp.shape(leaf))), one)
     return Carry(method.init(problem, z), records)
 
 

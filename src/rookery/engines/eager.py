@@ -17,17 +17,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.data.federated import Level, Shard
-from rookery.engines.base import Advance, Carry, Inputs, Setup, non_finite
+from rookery.data.batches import Shard
+from rookery.data.federated import Level
+from rookery.engines.base import Advance, Carry, Inputs, PreparedRun, non_finite
 from rookery.federation import counts
-from rookery.federation.client import Call, Record, Setting, answer
+from rookery.federation.client import Call, ProgramConfig, Record, answer
 from rookery.federation.cohort import Cohort
-from rookery.federation.heard import Audience, Heard, vectors
+from rookery.federation.delivered import Audience, Delivered, vectors
 from rookery.federation.keys import before_first_round_key, exchange_key, round_key, sampling_key
 from rookery.federation.ledger import ORACLES, Ledger
 from rookery.federation.method import next_state
-from rookery.federation.replies import summands
 from rookery.federation.sampling import Members
+from rookery.federation.scaled import summands
 from rookery.federation.wire import Wire
 from rookery.vectors import Vector, row
 
@@ -42,21 +43,23 @@ class Eager:
 
     jit: bool = True
 
-    def open(self, setup: Setup, ledger: Ledger) -> EagerSession:
-        return EagerSession(setup, ledger, self.jit)
+    def open(self, prepared: PreparedRun, ledger: Ledger) -> EagerSession:
+        return EagerSession(prepared, ledger, self.jit)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _compiled_answer(setting, phase, update, program, shard, call, record, message):
-    return answer(setting, program, phase, update, shard, call, record, message)[0]
+def _compiled_answer(config, phase, update, program, shard, call, record, message):
+    return answer(config, program, phase, update, shard, call, record, message)[0]
 
 
 class RemoteClient:
     """One client: its own examples, its own record, its own copy of the method. Bytes in, bytes out."""
 
-    def __init__(self, setting: Setting, program: Any, levels: Mapping[str, Level], index: int, wire: Wire, jit: bool):
+    def __init__(
+        self, config: ProgramConfig, program: Any, levels: Mapping[str, Level], index: int, wire: Wire, jit: bool
+    ):
         self.index = index
-        self._setting = setting
+        self._config = config
         self._program = program
         self._shard = Shard({name: _own(level, index) for name, level in levels.items()})
         self._wire = wire
@@ -82,7 +85,7 @@ class RemoteClient:
         )
         with contextlib.nullcontext() if self._jit else jax.disable_jit():
             result = _compiled_answer(
-                self._setting,
+                self._config,
                 header["phase"],
                 header["update"],
                 self._program,
@@ -105,16 +108,16 @@ def _own(level: Level, index: int) -> Level:
 class EagerSession:
     """A run in progress: the server's state here, each client's record in a store of its own."""
 
-    def __init__(self, setup: Setup, ledger: Ledger, jit: bool):
-        self.setting = setup.setting
-        self.inputs: Inputs = setup.inputs
+    def __init__(self, prepared: PreparedRun, ledger: Ledger, jit: bool):
+        self.config = prepared.config
+        self.inputs: Inputs = prepared.inputs
         self.ledger = ledger
-        self.state = setup.carry.state
-        self.wire = Wire(setup.carry)
-        self.store = [row(setup.carry.records, i) for i in range(self.setting.population)]
+        self.state = prepared.carry.state
+        self.wire = Wire(prepared.carry)
+        self.store = [row(prepared.carry.records, i) for i in range(self.config.population)]
         self.clients = [
-            RemoteClient(self.setting, setup.inputs.method, setup.inputs.levels, i, self.wire, jit)
-            for i in range(self.setting.population)
+            RemoteClient(self.config, prepared.inputs.method, prepared.inputs.levels, i, self.wire, jit)
+            for i in range(self.config.population)
         ]
 
     @property
@@ -151,7 +154,7 @@ class EagerSession:
 
     def _members(self, key: jax.Array) -> Members:
         return self.inputs.sampling.at(self.state.round).members(
-            sampling_key(key), self.setting.population, self.setting.dtype
+            sampling_key(key), self.config.population, self.config.dtype
         )
 
 
@@ -160,12 +163,12 @@ def _share(factor: jax.Array | None, leaf: Any) -> jax.Array:
 
 
 class _Round:
-    """What all cohorts of one round share: its key, its exchanges so far, what clients have heard."""
+    """What all cohorts of one round share: its key, its exchanges so far, what clients have been sent."""
 
     def __init__(self, key: jax.Array):
         self.key = key
         self.exchanges = 0
-        self.heard = Heard()
+        self.delivered = Delivered()
 
 
 class EagerCohort(Cohort):
@@ -174,8 +177,8 @@ class EagerCohort(Cohort):
     def __init__(self, session: EagerSession, members: Members, round: _Round, within: Audience = ()):
         self._session = session
         self._round = round
-        self._audience = round.heard.audience(within)
-        self.problem = session.setting.problem
+        self._audience = round.delivered.audience(within)
+        self.problem = session.config.problem
         self.members = members
         self.all_weights = jnp.asarray(session.inputs.weights)
         self.weights = self.all_weights[members.index]
@@ -183,7 +186,7 @@ class EagerCohort(Cohort):
 
     @property
     def population(self) -> int:
-        return self._session.setting.population
+        return self._session.config.population
 
     def repeat(self, times: Any, body: Callable[[Cohort, Any, Any], Any], carry: Any) -> Any:
         for t in range(int(times)):
@@ -198,13 +201,13 @@ class EagerCohort(Cohort):
         return self._round.exchanges - 1
 
     def _exchange(self, phase: str, message: tuple, factors: jax.Array, update: bool) -> Any:
-        session, members, heard = self._session, self.members, self._round.heard
+        session, members, delivered = self._session, self.members, self._round.delivered
         key = exchange_key(self.round_key, self._tick())
         present = int(members.present)
-        known = {heard.number(part) for part in vectors(message) if heard.knows(self._audience, part)}
-        sent = [part for part, _ in heard.send(self._audience, message)]
+        known = {delivered.number(part) for part in vectors(message) if delivered.knows(self._audience, part)}
+        sent = [part for part, _ in delivered.send(self._audience, message)]
         total, reply = None, None
-        # With nobody there, one client is asked for the shape of a reply, and neither counted nor heard.
+        # With nobody there, one client is asked for the shape of a reply, which is neither counted nor added.
         for slot in range(max(present, 1)):
             index = int(members.index[slot])
             facts = {
@@ -217,7 +220,7 @@ class EagerCohort(Cohort):
                 "exchange_key": jax.random.key_data(key),
             }
             header = {"phase": phase, "update": update, "round": np.asarray(facts["round_key"]).tolist()}
-            names = partial(_named, heard, set(known) if present else set())
+            names = partial(_named, delivered, set(known) if present else set())
             said = session.wire.encode((facts, *message), header, names)
             received, record = session.clients[index].receive(said, session.store[index])
             reply, header = session.wire.decode(received)
@@ -231,14 +234,14 @@ class EagerCohort(Cohort):
         return total
 
 
-def _named(heard: Heard, known: set[int], vector: Vector) -> tuple[int, bool]:
+def _named(delivered: Delivered, known: set[int], vector: Vector) -> tuple[int, bool]:
     """A vector's number, and whether the receiver knows it; then it does."""
-    number = heard.number(vector)
+    number = delivered.number(vector)
     had = number in known
     known.add(number)
     return number, had
 
 
 def _renewed(tree: Any) -> Any:
-    """The same numbers as new arrays: what a round or an iteration begins with, no client has heard."""
+    """The same numbers as new arrays: what a round or an iteration begins with, no client has been sent."""
     return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), tree)

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rookery.data.federated import shard
-from rookery.engines.base import Advance, Carry, Inputs, Setup, non_finite
+from rookery.data.batches import shard
+from rookery.engines.base import Advance, Carry, Inputs, PreparedRun, non_finite
 from rookery.federation import counts
-from rookery.federation.client import Call, Record, Setting, answer
+from rookery.federation.client import Call, ProgramConfig, Record, answer
 from rookery.federation.cohort import Cohort
-from rookery.federation.heard import Audience, Heard
+from rookery.federation.delivered import Audience, Delivered
 from rookery.federation.keys import before_first_round_key, exchange_key, round_key, sampling_key
 from rookery.federation.ledger import ORACLES, Ledger, Tally, Totals
 from rookery.federation.method import next_state
-from rookery.federation.replies import summands
 from rookery.federation.sampling import Members
+from rookery.federation.scaled import summands
 from rookery.federation.steps import check_count
 from rookery.vectors import row
 
@@ -36,22 +36,22 @@ class Local:
 
     at_once: int | None = None
 
-    def open(self, setup: Setup, ledger: Ledger) -> LocalSession:
-        return LocalSession(self.program(setup), setup, ledger)
+    def open(self, prepared: PreparedRun, ledger: Ledger) -> LocalSession:
+        return LocalSession(self.program(prepared), prepared, ledger)
 
-    def program(self, setup: Setup) -> Program:
-        """The program that runs a setup."""
+    def program(self, prepared: PreparedRun) -> Program:
+        """The program that runs a prepared."""
         if self.at_once is not None:
             check_count("at_once", self.at_once)
-        default = 1 if jax.default_backend() == "cpu" else setup.setting.population
-        return Program(setup.setting, self.at_once or default)
+        default = 1 if jax.default_backend() == "cpu" else prepared.config.population
+        return Program(prepared.config, self.at_once or default)
 
 
 @dataclass(frozen=True)
 class Program:
     """The static side of a compiled run: two equal programs share one compilation."""
 
-    setting: Setting
+    config: ProgramConfig
     at_once: int
 
     def round(self, inputs: Inputs, carry: Carry) -> tuple[Carry, Totals, jax.Array]:
@@ -75,19 +75,19 @@ class Program:
         return Carry(state, trace.records), trace.tally.totals()
 
     def _members(self, inputs: Inputs, key: jax.Array, round: Any) -> Members:
-        return inputs.sampling.at(round).members(sampling_key(key), self.setting.population, self.setting.dtype)
+        return inputs.sampling.at(round).members(sampling_key(key), self.config.population, self.config.dtype)
 
     def advance(self, inputs: Inputs, carry: Carry, rounds: Any) -> tuple[Carry, Totals, jax.Array, jax.Array]:
         """Up to `rounds` rounds; ends early after the first one that leaves something that is not finite.
 
         Gives the carry, what it cost, the number of rounds run, and whether the last one was finite.
         """
-        once = jax.jit(self.round)  # so that the shapes below and the loop share one trace
-        _, cost, _ = jax.eval_shape(once, inputs, carry)
+        one = jax.jit(self.round)  # so that the shapes below and the loop share one trace
+        _, cost, _ = jax.eval_shape(one, inputs, carry)
 
         def body(loop: tuple) -> tuple:
             carry, total, done, _ = loop
-            carry, cost, finite = once(inputs, carry)
+            carry, cost, finite = one(inputs, carry)
             return carry, total + cost, done + 1, finite
 
         first = (carry, _zeros(cost), jnp.zeros((), jnp.int32), jnp.ones((), bool))
@@ -109,10 +109,10 @@ def start(program: Program, inputs: Inputs, carry: Carry) -> tuple:
 class LocalSession:
     """A run in progress: its carry stays on the device between calls."""
 
-    def __init__(self, program: Program, setup: Setup, ledger: Ledger):
+    def __init__(self, program: Program, prepared: PreparedRun, ledger: Ledger):
         self.program = program
-        self.inputs: Inputs = jax.device_put(setup.inputs)
-        self.carry: Carry = jax.device_put(setup.carry)
+        self.inputs: Inputs = jax.device_put(prepared.inputs)
+        self.carry: Carry = jax.device_put(prepared.carry)
         self.ledger = ledger
 
     def start(self) -> None:
@@ -125,8 +125,8 @@ class LocalSession:
         if bool(finite):
             self._keep(carry, cost)
             return Advance(int(done))
-        # The rounds are a function of the carry, so the last good one is had by going there again: that costs time
-        # once in a diverging run, and no copy of the clients' states in all the others.
+        # The rounds are a function of the carry, so the last good one is found by running up to it again: that costs
+        # time in a diverging run alone, and no run need copy the clients' states.
         good = int(done) - 1
         kept, cost, _, _ = advance(self.program, self.inputs, before, jnp.int32(good))
         self._keep(kept, cost)
@@ -151,7 +151,7 @@ class _Trace:
         self.records = carry.records
         self.exchanges: Any = jnp.zeros((), jnp.int32)
         self.tally = Tally()
-        self.heard = Heard()
+        self.delivered = Delivered()
         self.finite: Any = jnp.ones((), bool)
 
 
@@ -160,9 +160,9 @@ class CompiledCohort(Cohort):
 
     def __init__(self, trace: _Trace, members: Members, full: bool, within: Audience = ()):
         self._trace = trace
-        self._audience = trace.heard.audience(within)
+        self._audience = trace.delivered.audience(within)
         self._full = full  # whether every slot is known to be filled: then nothing need be masked
-        self.problem = trace.program.setting.problem
+        self.problem = trace.program.config.problem
         self.members = members
         self.all_weights = trace.inputs.weights
         self.weights = trace.inputs.weights[members.index]
@@ -170,30 +170,30 @@ class CompiledCohort(Cohort):
 
     @property
     def population(self) -> int:
-        return self._trace.program.setting.population
+        return self._trace.program.config.population
 
     def repeat(self, times: Any, body: Callable[[Cohort, Any, Any], Any], carry: Any) -> Any:
         trace = self._trace
         outside = trace.tally
 
-        def once(t: Any, carry: Any, exchanges: Any, records: Record, finite: Any) -> tuple:
+        def iteration(t: Any, carry: Any, exchanges: Any, records: Record, finite: Any) -> tuple:
             trace.exchanges, trace.records, trace.finite, trace.tally = exchanges, records, finite, Tally()
-            carry = body(self, t, carry)
+            with trace.delivered.loop(t) as travels:
+                carry = body(self, t, carry)
+                trace.tally.settle(travels)
             return carry, trace.exchanges, trace.records, trace.finite, trace.tally.totals()
 
+        iteration = jax.jit(iteration, inline=True)  # so that the shapes below and the loop share one trace
         first = (carry, trace.exchanges, trace.records, trace.finite)
-        number = jnp.zeros((), jnp.int32)
-        shape, begin, end = trace.heard.loop(lambda: jax.eval_shape(once, number, *first))
-        total = _zeros(shape[-1])
+        *_, cost = jax.eval_shape(iteration, jnp.zeros((), jnp.int32), *first)
 
         def loop(t: Any, inner: tuple) -> tuple:
-            begin(t)
             *state, total = inner
-            *state, cost = once(t, *state)
+            *state, cost = iteration(jnp.asarray(t, jnp.int32), *state)
             return (*state, total + cost)
 
-        carry, trace.exchanges, trace.records, trace.finite, total = jax.lax.fori_loop(0, times, loop, (*first, total))
-        end()
+        last = jax.lax.fori_loop(0, times, loop, (*first, _zeros(cost)))
+        carry, trace.exchanges, trace.records, trace.finite, total = last
         trace.tally = outside
         trace.tally.add(total)
         return carry
@@ -208,7 +208,7 @@ class CompiledCohort(Cohort):
 
     def _exchange(self, phase: str, message: tuple, factors: jax.Array, update: bool) -> Any:
         trace, members = self._trace, self.members
-        setting, inputs = trace.program.setting, trace.inputs
+        config, inputs = trace.program.config, trace.inputs
         key = exchange_key(trace.key, self._tick())
         touched, reply = False, None
 
@@ -217,7 +217,7 @@ class CompiledCohort(Cohort):
             nonlocal touched, reply
             call = Call(index, weight, probability, times, trace.round, trace.first, trace.key, key)
             own = shard(inputs.levels, index)
-            result, touched = answer(setting, inputs.method, phase, update, own, call, record, message)
+            result, touched = answer(config, inputs.method, phase, update, own, call, record, message)
             reply = result.reply
             return summands(reply), result.record, result.oracles
 
@@ -241,7 +241,7 @@ class CompiledCohort(Cohort):
             new, trace.finite = sums.changed
             filled = jnp.where(members.count > 0, members.index, self.population)
             trace.records = jax.tree.map(lambda store, own: store.at[filled].set(own, mode="drop"), trace.records, new)
-        sent = trace.heard.send(self._audience, message)
+        sent = trace.delivered.send(self._audience, message)
         trace.tally.exchange(phase, sent, reply, members.present, sums.oracles)
         return sums.total
 
@@ -271,11 +271,11 @@ def _over_slots(
     def single(slot: Any, sums: _Sums) -> _Sums:
         reply, record, calls = one(*row(slots, slot))
         # An unfilled slot's reply may be anything: it is dropped, not multiplied by 0.
-        heard = lambda leaf: leaf if full else jnp.where(members.count[slot] > 0, leaf, 0)
+        masked = lambda leaf: leaf if full else jnp.where(members.count[slot] > 0, leaf, 0)
         return _Sums(
-            total=jax.tree.map(lambda total, leaf: total + heard(leaf * factors[slot]), sums.total, reply),
-            oracles=counts.plus(sums.oracles, heard(calls)),
-            changed=_changed(sums, slot, record, heard),
+            total=jax.tree.map(lambda total, leaf: total + masked(leaf * factors[slot]), sums.total, reply),
+            oracles=counts.plus(sums.oracles, masked(calls)),
+            changed=_changed(sums, slot, record, masked),
         )
 
     def block(number: Any, sums: _Sums) -> _Sums:
@@ -286,17 +286,17 @@ def _over_slots(
         reply, record, calls = jax.vmap(one)(*row(slots, slot))
         weights = factors[slot] if full else jnp.where(filled, factors[slot], 0)
 
-        def heard(leaf: jax.Array) -> jax.Array:
+        def masked(leaf: jax.Array) -> jax.Array:
             return leaf if full else jnp.where(jnp.expand_dims(filled, range(1, leaf.ndim)), leaf, 0)
 
         def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
             # A product with the factors: a sum over the leading axis is many times slower on a CPU.
-            return total + jnp.tensordot(weights, heard(leaf).astype(factors.dtype), axes=1)
+            return total + jnp.tensordot(weights, masked(leaf).astype(factors.dtype), axes=1)
 
         return _Sums(
             total=jax.tree.map(add, sums.total, reply),
-            oracles=counts.plus(sums.oracles, counts.total(jnp.swapaxes(heard(calls), 0, 1))),
-            changed=_changed(sums, place, record, heard),
+            oracles=counts.plus(sums.oracles, counts.total(jnp.swapaxes(masked(calls), 0, 1))),
+            changed=_changed(sums, place, record, masked),
         )
 
     if at_once == 1 and count > 1:
@@ -306,13 +306,13 @@ def _over_slots(
     return jax.lax.fori_loop(0, (members.present + at_once - 1) // at_once, block, sums)
 
 
-def _changed(sums: _Sums, place: Any, record: Record, heard: Callable) -> tuple[Record, jax.Array] | None:
+def _changed(sums: _Sums, place: Any, record: Record, masked: Callable) -> tuple[Record, jax.Array] | None:
     """The cohort's new records with those of one slot or block; places past the end are dropped."""
     if sums.changed is None:
         return None
     records, finite = sums.changed
     write = lambda old, new: old.at[place].set(new, mode="drop")
-    return jax.tree.map(write, records, record), finite & _all_finite(jax.tree.map(heard, record))
+    return jax.tree.map(write, records, record), finite & _all_finite(jax.tree.map(masked, record))
 
 
 def _zeros(shapes: Any) -> Any:

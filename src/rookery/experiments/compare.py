@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rookery.errors import InputError
-from rookery.experiments.experiment import CONFIG, Callback, Experiment, essential, launch, read_config, resume_folder
+from rookery.experiments.experiment import CONFIG, Callback, Experiment, decisive, launch, read_config, resume_folder
 from rookery.experiments.tune import HALVING, Cost, Tuning, probe, tune
 from rookery.runs.files import read_json, slug, undamaged, write_text
 from rookery.runs.table import Table
@@ -130,7 +130,7 @@ def compare(
     callbacks: Callable[[Path], Iterable[Callback]] | None = None,
     say: Callable[[str], Any] = lambda text: None,
 ) -> Outcome:
-    """Runs every experiment with every seed, for so many exchanges each; a run that is done is not run again.
+    """Runs every experiment with every seed, all for one number of exchanges; a run that is done is not run again.
 
     Args:
       experiments: by label; all of one task. Their rounds are set so that they take `exchanges`.
@@ -190,7 +190,7 @@ def run_cell(experiment: Experiment, folder: Path, callbacks: Any = None) -> Any
     if not (folder / CONFIG).is_file():
         return launch(experiment, folder, callbacks)[0]
     config = read_config(folder)
-    wanted = essential(experiment.to_json())
+    wanted = decisive(experiment.to_json())
     different = [key for key, value in wanted.items() if config.get(key) != value]
     if different:
         raise InputError(
@@ -219,7 +219,7 @@ def _tune_all(
 
 def _tune_once(experiment: Experiment, budget: float, path: Path, say: Callable[[str], Any]) -> Tuning:
     """Tunes, or takes what was found for the same experiment and budget before."""
-    asked = essential(experiment.to_json() | {"budget": budget})
+    asked = decisive(experiment.to_json() | {"budget": budget})
     if path.is_file():
         kept = read_json(path, "out", "; remove it, and it is tuned again")
         with undamaged(path, "out", "; remove it, and it is tuned again"):

@@ -25,8 +25,7 @@ from rookery.runs.checkpoint import Checkpoints, Continued, latest_round
 from rookery.runs.files import read_json, remove_folder, remove_leftovers, slug, write_text
 from rookery.runs.folder import HistoryFile, open_folder, versions, write_results
 from rookery.runs.result import HISTORY, RESULT, Result
-from rookery.runs.run import Interrupted, run
-from rookery.runs.run import resume as resume_run
+from rookery.runs.run import Interrupted, continue_run, run
 from rookery.tasks.base import Assembly
 from rookery.tasks.registry import find_task
 
@@ -36,7 +35,7 @@ Callback = Callable[[int, dict], Any]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class CommonOptions:
     """Where and with whom to run."""
 
     clients: int = 100
@@ -66,7 +65,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True)
-class Options(Surroundings):
+class Options(CommonOptions):
     """Where, with whom and how long to run."""
 
     rounds: int = 200
@@ -166,7 +165,7 @@ def _check_source(argument: str, name: str, recorded: str | None) -> None:
 INCIDENTAL = ("checkpoint_every", "keep", "tensorboard")  # options on which no number depends
 
 
-def essential(config: Mapping[str, Any]) -> dict[str, Any]:
+def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a description of an experiment says of its numbers, as json gives it back."""
     return json.loads(json.dumps({key: value for key, value in config.items() if key not in INCIDENTAL}))
 
@@ -213,7 +212,7 @@ def resume(path: str | Path, problem: Any = None, method: Any = None, clients: A
     """
     if problem is None and method is None and clients is None and not options:
         return resume_folder(path)[0]
-    return resume_run(path, problem, method, clients, **options)  # type: ignore[arg-type]
+    return continue_run(path, problem, method, clients, **options)  # type: ignore[arg-type]
 
 
 def resume_folder(

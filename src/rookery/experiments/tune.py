@@ -128,7 +128,7 @@ def tune(experiment: Experiment, budget: float, say: Callable[[str], Any] = lamb
 def choose(
     experiment: Experiment, methods: Sequence[Any], exchanges: int, say: Callable[[str], Any] = lambda text: None
 ) -> Tuning:
-    """Tries some settings of a method for so many exchanges each, and takes the one that is best all along.
+    """Tries some settings of a method, each for the same number of exchanges, and takes the one that is best all along.
 
     A setting's score is the mean of the main metric over all rounds, the area under its curve: it asks for a fast
     beginning and a good end. As in `tune`, it is taken on validation examples, never on the test set, and a setting

@@ -15,7 +15,7 @@ import numpy as np
 BITS = 30
 _HALF = BITS // 2
 _LOW, _LOW_HALF = 2**BITS - 1, 2**_HALF - 1
-_ROWS = 2**15  # so many halves of limbs add up in 31 bits
+_ROWS = 2**15  # this many halves of limbs add up in 31 bits
 
 
 def count(number: Any) -> jax.Array:

@@ -16,7 +16,19 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 from rookery.errors import InputError, unknown
 from rookery.federation import codec
 from rookery.federation.rates import PerClient, Rates, as_float
-from rookery.federation.steps import LARGEST, Steps, bind_steps, check_count, check_steps, is_whole, parse_steps
+from rookery.federation.steps import (
+    LARGEST,
+    Epochs,
+    FixedSteps,
+    RandomSteps,
+    Steps,
+    bind_steps,
+    check_count,
+    check_steps,
+    is_random,
+    is_whole,
+    parse_steps,
+)
 
 MEANING = "meaning"
 
@@ -27,6 +39,7 @@ class Scope(NamedTuple):
     names: tuple[str, ...]  # the sequences that need step sizes
     shared: tuple[str, ...]
     population: int
+    random: int = 0  # the random schedules among the fields before
 
 
 class Option(NamedTuple):
@@ -152,7 +165,7 @@ class StepsField(Field):
 
     def bind(self, argument: str, value: Any, scope: Scope) -> Any:
         check_steps(argument, value, scope.population, epochs=self.epochs)
-        return bind_steps(value)
+        return bind_steps(value, scope.random)
 
     def option(self, default: Any, rates: Mapping[str, float], text: str) -> Option:
         return Option(str, str(default), f"Local steps: {self.explain()}.")
@@ -351,7 +364,7 @@ def table(wrapped: Callable[[Any], Any] | None = None) -> Any:
 
 def meanings(cls: type[Any]) -> dict[str, Field]:
     """What every field of a dataclass means: what its specifier says, or its type."""
-    fields = dataclasses.fields(cls)
+    fields = [field for field in dataclasses.fields(cls) if field.init]
     if all(MEANING in field.metadata for field in fields):
         return {field.name: field.metadata[MEANING] for field in fields}
     with contextlib.suppress(NameError, TypeError, AttributeError):  # a type that is not there when the code runs
@@ -370,6 +383,7 @@ def _of_type(hint: Any) -> Field:
         return ComponentField()
     plain = {Rates: RatesField(optional), float: NumberField(optional), int: WholeField(optional)}
     plain |= {bool: FlagField(), str: WordField(), PerClient: AmountField()}
+    plain |= dict.fromkeys((FixedSteps, RandomSteps, Epochs), StepsField(epochs=True))
     return plain.get(kinds[0], ComponentField())
 
 
@@ -393,8 +407,10 @@ def wrapped(instance: Any) -> None:
 
 def bound(owner: Any, scope: Scope, prefix: str = "") -> Any:
     """A method or a part with every field bound."""
-    own = meanings(type(owner))
-    values = {name: meaning.bind(prefix + name, getattr(owner, name), scope) for name, meaning in own.items()}
+    values = {}
+    for name, meaning in meanings(type(owner)).items():
+        values[name] = meaning.bind(prefix + name, getattr(owner, name), scope)
+        scope = scope._replace(random=scope.random + is_random(values[name]))
     return dataclasses.replace(owner, **values)
 
 

@@ -74,6 +74,11 @@ def steps_key(round: jax.Array, index: Any) -> jax.Array:
     return _domain(round, _STEPS, index)
 
 
+def stream_key(steps: jax.Array, stream: int) -> jax.Array:
+    """For one of the random schedules of a method, by its number; the first has the key of the steps itself."""
+    return jax.random.fold_in(steps, stream) if stream else steps
+
+
 def select_key(round: jax.Array, exchange: Any) -> jax.Array:
     """For picking some of a cohort."""
     return _domain(round, _SELECT, exchange)

@@ -1,4 +1,4 @@
-"""What a run has cost, counted from the exchanges themselves. Imports counts.
+"""What a run has cost, counted from the exchanges themselves. Imports counts and deliveries.
 
 Inside a program counters are traced: per kind of exchange, how many exchanges and how many replies, and per oracle how
 many calls. On the host they are multiplied by the static sizes of the messages in Python integers, which do not
@@ -7,7 +7,7 @@ overflow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.federation import counts
+from rookery.federation.delivered import Dispatch
 
 ORACLES = ("samples", "gradients", "hvps", "crosses")
 
@@ -54,15 +55,27 @@ class Tally:
         """The same, of a number that is a count already."""
         self.counts[name] = counts.plus(self.counts[name], amount) if name in self.counts else amount
 
-    def exchange(self, phase: str, sent: list[tuple[Any, Any]], reply: Any, replies: Any, oracles: jax.Array) -> None:
-        """Counts one exchange, if anybody answered: what was sent, part by part with when, and what came back."""
+    def exchange(
+        self, phase: str, sent: list[tuple[Any, Dispatch | None]], reply: Any, replies: Any, oracles: jax.Array
+    ) -> None:
+        """Counts one exchange, if anybody answered: what was sent, part by part, and what came back."""
         self.count(("exchanges", phase), replies > 0)
         self.count(("replies", phase), replies)
         self.count(parcel_of(phase, "up", reply), replies)
-        for part, when in sent:
-            self.count(parcel_of(phase, "down", part), replies if when is True else jnp.where(when, replies, 0))
+        for part, dispatch in sent:
+            parcel = parcel_of(phase, "down", part)
+            self.count(parcel if dispatch is None else (parcel, dispatch), replies)
         for number, name in enumerate(ORACLES):
             self.add_count(name, oracles[:, number])
+
+    def settle(self, travels: Callable[[Dispatch], tuple[Any, bool]]) -> None:
+        """At the end of a loop's body, when all that it sends is known: a parcel with a dispatch counts in the
+        iterations that it travels in, and keeps its dispatch where a loop further out has a say."""
+        for name in [name for name in self.counts if isinstance(name, tuple) and isinstance(name[-1], Dispatch)]:
+            parcel, dispatch = name
+            when, open_still = travels(dispatch)
+            amount = self.counts.pop(name)
+            self.add_count(name if open_still else parcel, amount if when is True else jnp.where(when, amount, 0))
 
     def totals(self) -> Totals:
         """The counts as one array, to be carried through a program."""
@@ -117,7 +130,7 @@ class Ledger:
                 _add(self.oracles, name, amount)
 
     def add_exchange(self, phase: str, sent: list[Any], reply: Any, replies: int) -> None:
-        """Adds one exchange with so many replies; with none it has not happened."""
+        """Adds one exchange with its number of replies; with none it has not happened."""
         _add(self.exchanges_of, phase, int(replies > 0))
         _add(self.replies_of, phase, replies)
         _add(self.parcels, parcel_of(phase, "up", reply), replies)

@@ -223,9 +223,9 @@ class Bernoulli(Sampling):
         if not isinstance(self.p, _Schedule):
             return
         function = jax.jit(jax.vmap(lambda t: jnp.asarray(self.p.function(t))))
-        at_once = max(1, min(rounds, _FORESEEN // population))
-        for begin in range(first, first + min(rounds, at_once * 100), at_once):
-            values = np.asarray(function(begin + np.arange(at_once, dtype=np.int32)))
+        chunk = max(1, min(rounds, _FORESEEN // population))
+        for begin in range(first, first + min(rounds, chunk * 100), chunk):
+            values = np.asarray(function(begin + np.arange(chunk, dtype=np.int32)))
             for t, p in zip(range(begin, first + rounds), values):
                 wrong = p[~((p >= 0) & (p <= 1))]
                 if wrong.size:

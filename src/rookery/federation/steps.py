@@ -1,7 +1,9 @@
-"""How much a client works in a round: steps, fixed, per client or random, or epochs. Imports errors and structs."""
+"""How much a client works in a round: steps, fixed, per client or random, or epochs. Imports keys and structs."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import numbers
 import re
 from typing import Any
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.errors import InputError
+from rookery.federation.keys import stream_key
 from rookery.structs import struct
 
 LARGEST = 2**31 - 1  # of a whole number inside a program
@@ -39,12 +42,18 @@ class FixedSteps:
             raise InputError(f"{argument}: {wrong[0]} was given; numbers of steps are whole, from 1 to {LARGEST}")
 
 
+def _stream() -> Any:
+    """Which of a method's random schedules it is: each draws by itself. It is not given but bound."""
+    return dataclasses.field(default=0, init=False, repr=False, compare=False, metadata={"static": True})
+
+
 @struct
 class RandomSteps:
     """Every client draws its number of steps uniformly from low, ..., high, anew in every round."""
 
     low: Any
     high: Any
+    stream: int = _stream()
 
     def draw(self, index: jax.Array, key: jax.Array) -> jax.Array:
         low, high = jnp.asarray(self.low, jnp.int32), jnp.asarray(self.high, jnp.int32)
@@ -73,6 +82,7 @@ class Epochs:
 
     low: Any
     high: Any = None
+    stream: int = _stream()
 
     def draw(self, index: jax.Array, key: jax.Array) -> jax.Array:
         """The number of epochs."""
@@ -94,7 +104,9 @@ Steps = int | FixedSteps | RandomSteps | Epochs
 def draw_steps(steps: Steps, index: jax.Array, key: jax.Array) -> jax.Array:
     """A client's number of local steps or epochs in a round; a plain number stays unbatched, so that vmap needs no
     masks."""
-    if isinstance(steps, (FixedSteps, RandomSteps, Epochs)):
+    if isinstance(steps, (RandomSteps, Epochs)):
+        return steps.draw(index, stream_key(key, steps.stream))
+    if isinstance(steps, FixedSteps):
         return steps.draw(index, key)
     return jnp.asarray(steps, jnp.int32)
 
@@ -114,9 +126,21 @@ def check_steps(argument: str, steps: Any, population: int, epochs: bool = False
         raise InputError(f"{argument}: {steps!r} was given; {_count_for(steps)}, {others} is needed")
 
 
-def bind_steps(steps: Any) -> Any:
-    """Numbers of steps as programs take them: one array, whether they came as a list or as one."""
-    return FixedSteps(np.asarray(steps.steps)) if isinstance(steps, FixedSteps) else steps
+def is_random(steps: Any) -> bool:
+    """Whether clients draw their number of steps."""
+    return isinstance(steps, RandomSteps) or (isinstance(steps, Epochs) and steps.high is not None)
+
+
+def bind_steps(steps: Any, stream: int = 0) -> Any:
+    """Numbers of steps as programs take them: one array, whether they came as a list or as one; drawn from a stream of
+    their own where they are random."""
+    if isinstance(steps, FixedSteps):
+        return FixedSteps(np.asarray(steps.steps))
+    if not is_random(steps):
+        return steps
+    own = copy.copy(steps)
+    object.__setattr__(own, "stream", stream)
+    return own
 
 
 def check_count(argument: str, value: Any) -> None:
@@ -149,7 +173,7 @@ def is_whole(value: Any) -> bool:
 
 
 def parse_steps(argument: str, text: str, epochs: bool = False) -> Any:
-    """`5`: so many; `1..10`: random per client and round; `1,2,4`: one number per client; `2e`, `1..5e`: epochs."""
+    """`5`: five steps; `1..10`: random per client and round; `1,2,4`: one number per client; `2e`, `1..5e`: epochs."""
     if re.fullmatch(r"\d{1,20}", text):
         return int(text)
     if match := re.fullmatch(r"(\d{1,20})\.\.(\d{1,20})", text):

@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import numpy as safetensors
 
 from rookery.errors import InputError
-from rookery.federation.replies import Scaled
+from rookery.federation.scaled import Scaled
 from rookery.vectors import Sequences, Vector
 
 _LENGTH = 8

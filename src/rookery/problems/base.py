@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from rookery.data.federated import BOTH, Batch
+from rookery.data.batches import Batch
+from rookery.data.federated import BOTH
 from rookery.errors import InputError, failing, unknown
 from rookery.problems.sets import ConstraintSet
 from rookery.vectors import Sequences, Tree, Values, Vector
@@ -61,6 +62,11 @@ class Problem(ABC):
     def draws(self) -> Mapping[str, str]:
         """The minibatches that one direction needs: name -> the level whose data it is drawn from."""
         return {BOTH: BOTH}
+
+    @property
+    def draw_of(self) -> Mapping[str, str]:
+        """Derivative -> the minibatch that it is taken on, for problems whose derivatives clients ask for singly."""
+        return {}
 
     @property
     def oracles(self) -> Mapping[str, int]:

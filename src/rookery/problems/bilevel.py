@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from rookery.data.federated import Batch
+from rookery.data.batches import Batch
 from rookery.problems.base import (
     Batches,
     Problem,
@@ -19,6 +19,16 @@ from rookery.problems.base import (
     zeros_like,
 )
 from rookery.vectors import Tree, Values, Vector
+
+# The draw that each derivative has to itself where draws are independent, and the level that it is from.
+OWN_DRAW = {
+    "lower_grad": "lower",
+    "hvp": "hessian",
+    "cross": "cross",
+    "upper_grad_x": "upper",
+    "upper_grad_y": "adjoint",
+}
+LEVEL = {"lower": "lower", "hessian": "lower", "cross": "lower", "upper": "upper", "adjoint": "upper"}
 
 
 @dataclass(frozen=True)
@@ -35,8 +45,9 @@ class Bilevel(Problem):
       upper_scope: "local" when each client has its own x (a weight per sample, say), kept there.
       lower_scope: "local" when each client solves its own lower problem; then y and v are kept there and
         y_i*(x) = argmin g_i. "shared" when there is one lower problem, over all clients.
-      independent: draw every part of a direction from a minibatch of its own, as the papers' proofs assume, instead
-        of one lower and one upper minibatch for the three parts. Each part is unbiased either way.
+      independent: every derivative has a minibatch of its own, as the papers' proofs assume, instead of one lower and
+        one upper minibatch for all: in the direction, in every oracle of a client, and in the estimators. Each part is
+        unbiased either way; a product of two is unbiased only so.
     """
 
     upper: Callable[[Any, Any, Any], Any]
@@ -63,16 +74,12 @@ class Bilevel(Problem):
         return ("x", "y")
 
     @property
+    def draw_of(self) -> dict[str, str]:
+        return OWN_DRAW if self.independent else {oracle: LEVEL[draw] for oracle, draw in OWN_DRAW.items()}
+
+    @property
     def draws(self) -> dict[str, str]:
-        if not self.independent:
-            return {"lower": "lower", "upper": "upper"}
-        return {
-            "lower": "lower",
-            "hessian": "lower",
-            "cross": "lower",
-            "upper": "upper",
-            "adjoint": "upper",
-        }
+        return {draw: LEVEL[draw] for draw in self.draw_of.values()}
 
     @property
     def oracles(self) -> dict[str, int]:
@@ -87,15 +94,12 @@ class Bilevel(Problem):
 
     def direction(self, z: Values, batches: Batches) -> Values:
         if self.independent:
-            f_x, f_y = (
-                self.upper_grad_x(z.x, z.y, batches["upper"]),
-                self.upper_grad_y(z.x, z.y, batches["adjoint"]),
-            )
-            g_y = self.lower_grad(z.x, z.y, batches["lower"])
-            hv, cross = (
-                self.hvp(z.x, z.y, z.v, batches["hessian"]),
-                self.cross(z.x, z.y, z.v, batches["cross"]),
-            )
+            batch = {oracle: batches[draw] for oracle, draw in self.draw_of.items()}
+            f_x = self.upper_grad_x(z.x, z.y, batch["upper_grad_x"])
+            f_y = self.upper_grad_y(z.x, z.y, batch["upper_grad_y"])
+            g_y = self.lower_grad(z.x, z.y, batch["lower_grad"])
+            hv = self.hvp(z.x, z.y, z.v, batch["hvp"])
+            cross = self.cross(z.x, z.y, z.v, batch["cross"])
         else:
             f_x, f_y = self.upper_grads(z.x, z.y, batches["upper"])
             g_y, hv, cross = self.lower_pass(z.x, z.y, z.v, batches["lower"])

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import jax
 
-from rookery.data.federated import BOTH, Batch
+from rookery.data.batches import Batch
+from rookery.data.federated import BOTH
 from rookery.errors import InputError, unknown
 from rookery.problems.base import Batches, Problem, Sequence, check_scalar, gradients, zeros_like
 from rookery.problems.bilevel import Bilevel

@@ -43,7 +43,7 @@ def _cell(
     apart: int = 10,
     **steps: Any,
 ) -> Cell:
-    """A method, in a row of that name if no other is given; evaluations are about so many exchanges apart."""
+    """A method, in a row of that name if no other is given; `apart`: exchanges between evaluations, about."""
     method, each = two_loops(name, setting, BATCH, **steps)
     chosen = options(setting, max(2, (30 if quick else exchanges) // each), quick, BATCH, every=max(1, apart // each))
     if share is not None:

@@ -16,7 +16,7 @@ import jax
 
 from rookery.errors import AdviceWarning, DivergenceWarning
 from rookery.experiments.codec import encode
-from rookery.experiments.experiment import essential
+from rookery.experiments.experiment import decisive
 from rookery.experiments.tune import Tuning, choose
 from rookery.metric import split
 from rookery.reproduce.study import Cell, Done, Study
@@ -107,7 +107,7 @@ def _asked(cell: Cell, seeds: int) -> dict[str, Any]:
     asked = cell.experiment.to_json() | {"seeds": seeds, "version": __version__}
     if cell.search is not None:
         asked["search"] = {"methods": encode(list(cell.search.methods)), "exchanges": cell.search.exchanges}
-    return essential(asked)
+    return decisive(asked)
 
 
 def _read(path: Path, cell: Cell, asked: Mapping[str, Any]) -> Done | None:
@@ -118,7 +118,7 @@ def _read(path: Path, cell: Cell, asked: Mapping[str, Any]) -> Done | None:
     with undamaged(path, "cell", again):
         # An option that a task did not have then had the value that is its default now.
         task = json.loads(json.dumps(dataclasses.asdict(type(cell.experiment.task)()))) | kept["asked"]["task"]
-        if essential(kept["asked"] | {"task": task}) != asked:
+        if decisive(kept["asked"] | {"task": task}) != asked:
             return None
         columns = kept["columns"]
         histories = [Table([dict(zip(columns, row, strict=True)) for row in rows]) for rows in kept["histories"]]

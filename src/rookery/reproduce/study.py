@@ -60,7 +60,7 @@ class Measure:
 
 
 def _number(value: float, digits: int) -> str:
-    """A number with so many digits; large ones whole, with commas, and not in powers of ten."""
+    """A number with a given number of digits; large ones whole, with commas, and not in powers of ten."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{float(f'{value:.{digits}g}'):g}"
 
 
@@ -80,7 +80,7 @@ class First:
 
 @dataclass(frozen=True)
 class Last:
-    """A metric at the end of a run, or its mean over the last so many evaluations; NaN: the run has no such metric."""
+    """A metric at the end of a run, or its mean over the last few evaluations; NaN: the run has no such metric."""
 
     metric: str
     evaluations: int = 1

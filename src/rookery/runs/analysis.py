@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from rookery.data.federated import Clients, shard
-from rookery.engines.base import Carry, Inputs, Setup
+from rookery.data.batches import shard
+from rookery.data.federated import Clients
+from rookery.engines.base import Carry, Inputs, PreparedRun
 from rookery.engines.local import Local, Program, advance
 from rookery.errors import InputError
 from rookery.federation.sampling import All
@@ -63,20 +64,20 @@ def fixed_point(
     options = {"x": x, "y": y, "start": start, "sampling": All(), "batch_size": None, "seed": seed}
     with precision_context("float64"):
         methods = method if isinstance(method, list) else [method]
-        setups = [prepare(problem, each, clients, precision="float64", **options) for each in methods]
-        program = Local().program(setups[0])
-        carry = setups[0].carry._replace(state=_at_round(setups[0].carry.state, round))
-        cause = _cause(problem, clients, methods[0], setups[0])
-        return _solve(program, [setup.inputs for setup in setups], carry, cause)
+        prepared = [prepare(problem, each, clients, precision="float64", **options) for each in methods]
+        program = Local().program(prepared[0])
+        carry = prepared[0].carry._replace(state=_at_round(prepared[0].carry.state, round))
+        cause = _cause(problem, clients, methods[0], prepared[0])
+        return _solve(program, [one.inputs for one in prepared], carry, cause)
 
 
-def _cause(problem: Problem, clients: Clients, method: Any, setup: Setup) -> Callable[[], str]:
+def _cause(problem: Problem, clients: Clients, method: Any, prepared: PreparedRun) -> Callable[[], str]:
     """What to say when a round is no affine map: whether it is the problem's field or the method that is not linear."""
 
     def direction(point: np.ndarray) -> np.ndarray:
-        flat, back = ravel_pytree(setup.carry.values())
-        own = shard(setup.inputs.levels, 0)
-        capacity = dict(setup.setting.capacity)
+        flat, back = ravel_pytree(prepared.carry.values())
+        own = shard(prepared.inputs.levels, 0)
+        capacity = dict(prepared.config.capacity)
         values = back(jnp.asarray(point))
         for name in problem.local:
             values[name] = jax.tree.map(lambda leaf: leaf[0], values[name])
@@ -84,7 +85,7 @@ def _cause(problem: Problem, clients: Clients, method: Any, setup: Setup) -> Cal
         return np.asarray(ravel_pytree(dict(problem.direction(values, batches)))[0])
 
     def said() -> str:
-        size = ravel_pytree(setup.carry.values())[0].shape
+        size = ravel_pytree(prepared.carry.values())[0].shape
         one, two = np.random.default_rng(1).normal(size=(2, *size))
         linear = np.allclose(direction(one + two), direction(one) + direction(two) - direction(0 * one), atol=1e-8)
         if linear:
@@ -119,12 +120,12 @@ def _affine(program: Program, inputs: Inputs, carry: Carry, probe: np.ndarray) -
     floats, back = _floats(carry)
     flat, unravel = ravel_pytree(floats)
 
-    def once(w: np.ndarray) -> np.ndarray:
+    def round_of(w: np.ndarray) -> np.ndarray:
         after = advance(program, inputs, back(unravel(jnp.asarray(w))), jnp.int32(1))[0]
         return np.asarray(ravel_pytree(_floats(after)[0])[0])
 
-    offset = once(np.zeros(flat.shape))
-    return np.stack([once(unit) - offset for unit in np.eye(flat.size)], axis=1), offset, once(probe)
+    offset = round_of(np.zeros(flat.shape))
+    return np.stack([round_of(unit) - offset for unit in np.eye(flat.size)], axis=1), offset, round_of(probe)
 
 
 def _solve(program: Program, inputs: list[Inputs], carry: Carry, cause: Callable[[], str]) -> FixedPoint:

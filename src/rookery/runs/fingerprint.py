@@ -16,32 +16,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import default_registry
 
-from rookery.engines.base import Setup
+from rookery.engines.base import PreparedRun
 from rookery.vectors import Tree
 
 UNCOMPARED = "?"  # how a digest begins that could not take in everything
 CODE = ("losses", "functions of the method", "functions of the sampling", "augmentation")  # what is told apart by code
 
 
-def fingerprint(setup: Setup, metrics: Sequence[str] = ()) -> dict[str, str]:
+def fingerprint(prepared: PreparedRun, metrics: Sequence[str] = ()) -> dict[str, str]:
     """Digests of a run's parts, by what a person calls them; of its metrics the names."""
-    setting, inputs = setup.setting, setup.inputs
+    config, inputs = prepared.config, prepared.inputs
     return {
-        "precision": setting.precision,  # before what is held in it
-        "problem": _digest(describe(setting.problem, code=False)),
-        "losses": _code_digest(setting.problem),
+        "precision": config.precision,  # before what is held in it
+        "problem": _digest(describe(config.problem, code=False)),
+        "losses": _code_digest(config.problem),
         "method": _digest(describe(inputs.method, code=False), inputs.method),
         "functions of the method": _code_digest(inputs.method),
         "sampling": _digest(describe(inputs.sampling, code=False), inputs.sampling),
         "functions of the sampling": _code_digest(inputs.sampling),
-        "batch size": _digest(repr(setting.batch)),
+        "batch size": _digest(repr(config.batch)),
         "data": _digest(
             repr({name: sorted(_shapes(level.rows)) for name, level in inputs.levels.items()}),
             (dict(inputs.levels), inputs.weights),
         ),
-        "augmentation": _code_digest(setting.augment),
+        "augmentation": _code_digest(config.augment),
         "seed": _digest("", jax.random.key_data(inputs.key)),
-        "initial values": _digest(repr(jax.tree.structure(setup.carry)), setup.carry),
+        "initial values": _digest(repr(jax.tree.structure(prepared.carry)), prepared.carry),
         "set of metrics": ", ".join(metrics),
     }
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rookery.runs.table import Table
 
-INSIDE = 6  # a legend of so many names is inside a panel, a larger one below all
+INSIDE = 6  # a legend of up to this many names is inside a panel, a larger one below all
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # x, mean, spread
 
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.data.federated import BOTH, Clients, Split, cast, example_shape
-from rookery.engines.base import Inputs, Setup, initial_carry
+from rookery.engines.base import Inputs, PreparedRun, initial_carry
 from rookery.errors import AdviceWarning, InputError, failing, unknown
-from rookery.federation.client import Setting
+from rookery.federation.client import ProgramConfig
 from rookery.federation.keys import run_key, start_key
 from rookery.federation.method import Plan, bind
 from rookery.federation.sampling import All, Sampling
@@ -47,8 +47,8 @@ def prepare(
     batch_size: Any,
     seed: int,
     precision: str,
-) -> Setup:
-    """Checks everything a user gave and makes the setup of a run; call it inside `precision_context`."""
+) -> PreparedRun:
+    """Checks everything a user gave and makes a run ready; call it inside `precision_context`."""
     _check_kinds(problem, method, clients, sampling, seed)
     dtype = np.dtype(precision)
     levels = _levels(problem, clients)
@@ -58,7 +58,7 @@ def prepare(
         raise InputError(
             f"sampling: {sampling} was given; {type(method).__name__} needs all clients in every round: rk.All()"
         )
-    setting = Setting(
+    config = ProgramConfig(
         problem=problem,
         population=clients.population,
         batch=_batch_sizes(batch_size, levels),
@@ -67,7 +67,7 @@ def prepare(
         augment=clients.augment,
     )
     method_numbers = numbers("method", method, dtype)
-    plan = _plan(clients, sampling, problem, setting)
+    plan = _plan(clients, sampling, problem, config)
     _check_epochs(method, plan)
     for sentence in method.advise(plan):
         warnings.warn(f"{type(method).__name__}: {sentence}", AdviceWarning, stacklevel=3)
@@ -81,11 +81,11 @@ def prepare(
         weights=clients.weights.astype(dtype),
         key=key,
     )
-    return Setup(setting, inputs, jax.device_get(initial_carry(setting, inputs.method, z, local)))
+    return PreparedRun(config, inputs, jax.device_get(initial_carry(config, inputs.method, z, local)))
 
 
-def _plan(clients: Clients, sampling: Sampling, problem: Problem, setting: Setting) -> Plan:
-    batch = dict(setting.batch)
+def _plan(clients: Clients, sampling: Sampling, problem: Problem, config: ProgramConfig) -> Plan:
+    batch = dict(config.batch)
     lengths = [
         np.ones(clients.population) if batch[level] is None else np.ceil(clients.level(level).size / batch[level])
         for level in problem.draws.values()

@@ -282,7 +282,7 @@ def _last(key: str) -> str:
 
 
 def _run(run: Recorded, name: str, group: int, metrics: list[str]) -> dict[str, Any]:
-    """What the page knows of one run; of its curves not more than so many points, of its totals and bests all rows."""
+    """What the page knows of one run; of its curves a limited number of points, of its totals and bests all rows."""
     shown = range(run.rows) if run.rows <= POINTS else [round(i * (run.rows - 1) / (POINTS - 1)) for i in range(POINTS)]
     costs = {axis: column for axis in AXES if (column := run.cost(axis)) is not None}
     own = {metric: run.columns[metric] for metric in run.metrics}

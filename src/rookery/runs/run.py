@@ -16,7 +16,7 @@ import numpy as np
 
 from rookery.data.federated import Clients
 from rookery.engines import find_engine
-from rookery.engines.base import Carry, Session, Setup
+from rookery.engines.base import Carry, PreparedRun, Session
 from rookery.errors import DivergenceWarning, InputError, StorageError, failing
 from rookery.federation.ledger import Ledger
 from rookery.federation.method import has_start
@@ -32,7 +32,7 @@ from rookery.runs.result import Divergence, Result, RunState, per_client
 from rookery.runs.table import Table
 from rookery.vectors import Values
 
-EVALUATIONS = 50  # about so many rows of history, when `every` is not given
+EVALUATIONS = 50  # about this many rows of history, when `every` is not given
 PATIENCE = 1.0  # seconds that a call into the program should take at most, so that an interrupt is heard
 
 
@@ -77,7 +77,7 @@ def run(
       rounds: how many rounds to do; with `state`, how many more.
       sampling: who takes part in a round: `rk.All()` (default), `rk.Uniform(m)`, `rk.WithReplacement(m)`,
         `rk.Bernoulli(p)` or `rk.Weighted(probabilities)`.
-      batch_size: None, all of a client's examples in every step; an int, so many of them, uniform with replacement;
+      batch_size: None, all of a client's examples in every step; an int, that many of them, uniform with replacement;
         `rk.Split(lower=, upper=)` sets the levels apart.
       seed: of everything random in the run.
       metrics: a function of the sequences (`z.x`; local ones with a leading axis of clients) to a dict of scalars;
@@ -99,7 +99,7 @@ def run(
     if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
         raise InputError(f'checkpoints: {checkpoints!r} was given; rk.Checkpoints("folder", every=10) is needed')
     with precision_context(precision), listening(), contextlib.ExitStack() as stack:
-        setup = prepare(
+        prepared = prepare(
             problem,
             method,
             clients,
@@ -111,19 +111,19 @@ def run(
             seed=seed,
             precision=precision,
         )
-        setup, ledger, seconds = _resume(setup, state)
-        names = check_metrics(metrics, stop, setup.carry)
+        prepared, ledger, seconds = _resume(prepared, state)
+        names = check_metrics(metrics, stop, prepared.carry)
         engine = find_engine(engine)
-        first = int(setup.carry.state.round)
-        setup.inputs.sampling.check_rounds(first, rounds, setup.setting.population)
+        first = int(prepared.carry.state.round)
+        prepared.inputs.sampling.check_rounds(first, rounds, prepared.config.population)
         saver, previous = None, None
         if checkpoints is not None:
             asked = {"rounds": rounds, "every": every}
-            saver, previous = stack.enter_context(open_checkpoints(checkpoints, fingerprint(setup, names), asked))
+            saver, previous = stack.enter_context(open_checkpoints(checkpoints, fingerprint(prepared, names), asked))
         if previous is not None:
-            setup, ledger, seconds = _resume(setup, previous.state)
-        session = engine.open(setup, ledger)
-        loop = _Loop(setup, session, metrics, stop, tuple(callbacks), seconds, first, saver)
+            prepared, ledger, seconds = _resume(prepared, previous.state)
+        session = engine.open(prepared, ledger)
+        loop = _Loop(prepared, session, metrics, stop, tuple(callbacks), seconds, first, saver)
         if previous is not None:
             loop.history = previous.history
         elif state is None and has_start(method):
@@ -131,7 +131,7 @@ def run(
         return loop.run(rounds, every, None if previous is None else previous.status)
 
 
-def resume(
+def continue_run(
     path: str | Path, problem: Problem, method: Any, clients: Clients, *, rounds: int | None = None, **options: Any
 ) -> Result:
     """Goes on with a run that wrote checkpoints; the public form is `rk.resume`.
@@ -151,7 +151,7 @@ class _Loop:
 
     def __init__(
         self,
-        setup: Setup,
+        prepared: PreparedRun,
         session: Session,
         metrics: Metrics,
         stop: Mapping,
@@ -160,7 +160,7 @@ class _Loop:
         first: int,
         saver: Saver | None,
     ):
-        self.setup = setup
+        self.prepared = prepared
         self.session = session
         function, arrays = split(metrics)
         self.metric = (function, jax.device_put(arrays))
@@ -170,12 +170,12 @@ class _Loop:
         self.compile_seconds = 0.0
         self.history = Table()
         self.first = first  # the round it began with, before it was ever stopped
-        self.round = int(setup.carry.state.round)
+        self.round = int(prepared.carry.state.round)
         self.saver = saver
-        self.at_once = 1  # rounds per call into the program, grown until a call takes about PATIENCE
+        self.rounds_per_call = 1  # rounds per call into the program, grown until a call takes about PATIENCE
 
     def run(self, rounds: int, every: int, ended: str | None = None) -> Result:
-        """Goes on to so many rounds in all; `ended` is how it has ended already, if it has."""
+        """Goes on to a number of rounds in all; `ended` is how it has ended already, if it has."""
         end = self.first + rounds
         if ended is not None and (self.round >= end or ended == "stopped"):
             return self.result(ended, None)
@@ -192,7 +192,7 @@ class _Loop:
             while self.round < end and not there and divergence is None:
                 evaluation = min(self.round + every - (self.round - self.first) % every, end)
                 pause = evaluation if self.saver is None else int(min(evaluation, self.saver.next(self.round)))
-                divergence = self.advance(min(pause - self.round, self.at_once))
+                divergence = self.advance(min(pause - self.round, self.rounds_per_call))
                 if self.round == evaluation or (divergence is not None and self.history["round"][-1] != self.round):
                     there = self.record()
                 if divergence is None and self.saver is not None and self.saver.due(self.round):
@@ -222,10 +222,10 @@ class _Loop:
         self.seconds += took
         self.round += done.rounds
         heed()
-        if took < PATIENCE / 2 and rounds == self.at_once:
-            self.at_once *= 2
+        if took < PATIENCE / 2 and rounds == self.rounds_per_call:
+            self.rounds_per_call *= 2
         elif took > PATIENCE:
-            self.at_once = max(1, self.at_once // 2)
+            self.rounds_per_call = max(1, self.rounds_per_call // 2)
         return Divergence(self.round + 1, done.broken) if done.broken else None
 
     def take_up(self, every: int, end: int) -> bool:
@@ -244,7 +244,9 @@ class _Loop:
         return self.result("interrupted", None)
 
     def state(self) -> RunState:
-        return RunState.of(jax.device_get(self.session.carry), self.setup.inputs.key, self.session.ledger, self.seconds)
+        return RunState.of(
+            jax.device_get(self.session.carry), self.prepared.inputs.key, self.session.ledger, self.seconds
+        )
 
     def save(self, status: str | None = None) -> None:
         """Writes a checkpoint, where the run writes any and has not done so in this round."""
@@ -262,13 +264,13 @@ class _Loop:
 
     def result(self, status: str, divergence: Divergence | None) -> Result:
         return make_result(
-            self.setup, self.session.carry, self.session.ledger, self.history, self.seconds, status, divergence,
+            self.prepared, self.session.carry, self.session.ledger, self.history, self.seconds, status, divergence,
             self.compile_seconds,
         )  # fmt: skip
 
 
 def make_result(
-    setup: Setup,
+    prepared: PreparedRun,
     carry: Carry,
     ledger: Ledger,
     history: Table,
@@ -279,15 +281,15 @@ def make_result(
 ) -> Result:
     """A result from where a run stands; everything leaves the device."""
     carry = jax.device_get(carry)
-    problem = setup.setting.problem
+    problem = prepared.config.problem
     values = carry.values()
     sequences = Values({name: jax.tree.map(np.asarray, values[name]) for name in problem.names})
     return Result(
         sequences=sequences,
-        local=per_client(sequences, problem.local, setup.setting.population),
+        local=per_client(sequences, problem.local, prepared.config.population),
         history=history,
         ledger=ledger,
-        state=RunState.of(carry, setup.inputs.key, ledger, seconds),
+        state=RunState.of(carry, prepared.inputs.key, ledger, seconds),
         status=status,
         divergence=divergence,
         compile_seconds=compile_seconds,
@@ -358,10 +360,10 @@ def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry) -> li
     return list(given)
 
 
-def _resume(setup: Setup, state: RunState | None) -> tuple[Setup, Ledger, float]:
+def _resume(prepared: PreparedRun, state: RunState | None) -> tuple[PreparedRun, Ledger, float]:
     if state is None:
-        return setup, Ledger(), 0.0
+        return prepared, Ledger(), 0.0
     if not isinstance(state, RunState):
         raise InputError(f"state: {type(state).__name__} was given; a result's state is needed")
-    inputs = setup.inputs._replace(key=jax.random.wrap_key_data(jnp.asarray(state.key)))
-    return Setup(setup.setting, inputs, state.carry(setup.carry)), state.ledger.copy(), state.seconds
+    inputs = prepared.inputs._replace(key=jax.random.wrap_key_data(jnp.asarray(state.key)))
+    return PreparedRun(prepared.config, inputs, state.carry(prepared.carry)), state.ledger.copy(), state.seconds

@@ -15,7 +15,7 @@ import numpy as np
 
 from rookery.data.federated import Clients
 from rookery.engines import find_engine
-from rookery.engines.base import Carry, Inputs, Setup, non_finite
+from rookery.engines.base import Carry, Inputs, PreparedRun, non_finite
 from rookery.engines.local import Local, Program
 from rookery.errors import InputError, unknown
 from rookery.federation.ledger import Ledger
@@ -99,7 +99,7 @@ def sweep(
             "batch_size": batch_size,
             "seed": seed,
         }
-        setups = []
+        prepared = []
         federations: dict[int, Clients] = {}
         for point in points:
             options = base | {name: value for name, value in point.items() if name in RUN_OPTIONS}
@@ -114,16 +114,16 @@ def sweep(
                 if options["seed"] not in federations:
                     federations[options["seed"]] = own(options["seed"])
                 own = federations[options["seed"]]
-            setups.append(prepare(problem, varied, own, x=x, y=y, start=start, precision=precision, **options))
-            options["sampling"].check_rounds(0, rounds, setups[-1].setting.population)
+            prepared.append(prepare(problem, varied, own, x=x, y=y, start=start, precision=precision, **options))
+            options["sampling"].check_rounds(0, rounds, prepared[-1].config.population)
         seeds = [int(point.get("seed", seed)) for point in points]
         measured = {each: own_metrics(each) for each in dict.fromkeys(seeds)} if own_metrics else {}
-        check_metrics(measured.get(seeds[0], metrics), stop, setups[0].carry)
+        check_metrics(measured.get(seeds[0], metrics), stop, prepared[0].carry)
         results: list[Result | None] = [None] * len(points)
         opened = compiled.program
-        for group in _groups(setups, memory):
+        for group in _groups(prepared, memory):
             each = [measured.get(seeds[i], metrics) for i in group]
-            lanes = _Lanes(opened(setups[group[0]]), [setups[i] for i in group], each, stop)
+            lanes = _Lanes(opened(prepared[group[0]]), [prepared[i] for i in group], each, stop)
             for i, result in zip(group, lanes.run(rounds, every)):
                 results[i] = result
     return _table(points, results)
@@ -163,25 +163,25 @@ def set_field(target: Any, path: str, value: Any) -> Any:
     return dataclasses.replace(target, **{head: value})
 
 
-def _groups(setups: list[Setup], memory: int) -> list[list[int]]:
+def _groups(prepared: list[PreparedRun], memory: int) -> list[list[int]]:
     """The grid points that can share a program, in parts that fit the memory."""
     kinds: dict[Any, list[int]] = {}
-    for i, setup in enumerate(setups):
-        varying = (setup.inputs._replace(key=()), setup.carry)
+    for i, each in enumerate(prepared):
+        varying = (each.inputs._replace(key=()), each.carry)
         shapes = tuple((np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(varying))
-        kinds.setdefault((setup.setting, jax.tree.structure(varying), shapes), []).append(i)
+        kinds.setdefault((each.config, jax.tree.structure(varying), shapes), []).append(i)
     parts = []
     for members in kinds.values():
-        own = (setups[members[0]].carry, setups[members[0]].inputs.levels if _differ(setups) else ())
+        own = (prepared[members[0]].carry, prepared[members[0]].inputs.levels if _differ(prepared) else ())
         size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(own))
         lanes = max(1, min(len(members), memory // max(1, size)))
         parts += [members[i : i + lanes] for i in range(0, len(members), lanes)]
     return parts
 
 
-def _differ(setups: list[Setup]) -> bool:
+def _differ(prepared: list[PreparedRun]) -> bool:
     """Whether runs have data of their own."""
-    leaves = [jax.tree.leaves((setup.inputs.levels, setup.inputs.weights)) for setup in setups]
+    leaves = [jax.tree.leaves((each.inputs.levels, each.inputs.weights)) for each in prepared]
     return any(a is not b and not np.array_equal(a, b) for other in leaves[1:] for a, b in zip(leaves[0], other))
 
 
@@ -195,32 +195,32 @@ def _advance(program: Program, own_data: bool, inputs: Inputs, carry: Any, round
 class _Lanes:
     """Runs of one structure, side by side. A lane that has diverged or reached its target rests."""
 
-    def __init__(self, program: Program, setups: list[Setup], metrics: list[Metrics], stop: Mapping[str, Any]):
+    def __init__(self, program: Program, prepared: list[PreparedRun], metrics: list[Metrics], stop: Mapping[str, Any]):
         self.program = program
-        self.setups = setups
+        self.prepared = prepared
         self.stop = stop
         stack = lambda *trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-        self.own_data = _differ(setups)
+        self.own_data = _differ(prepared)
         alike = lambda *trees: stack(*trees) if self.own_data else jax.device_put(trees[0])
         self.inputs = Inputs(
-            method=stack(*(s.inputs.method for s in setups)),
-            sampling=stack(*(s.inputs.sampling for s in setups)),
-            levels=alike(*(s.inputs.levels for s in setups)),
-            weights=alike(*(s.inputs.weights for s in setups)),
-            key=jnp.stack([s.inputs.key for s in setups]),
+            method=stack(*(s.inputs.method for s in prepared)),
+            sampling=stack(*(s.inputs.sampling for s in prepared)),
+            levels=alike(*(s.inputs.levels for s in prepared)),
+            weights=alike(*(s.inputs.weights for s in prepared)),
+            key=jnp.stack([s.inputs.key for s in prepared]),
         )
         self.own_metrics = any(each is not metrics[0] for each in metrics)
         self.function, arrays = split(metrics[0])
         own = stack(*(split(each)[1] for each in metrics)) if self.own_metrics else arrays
         self.arrays = jax.device_put(own)
-        self.carry = stack(*(s.carry for s in setups))
-        self.ledgers = [Ledger() for _ in setups]
-        self.histories = [Table() for _ in setups]
-        self.status = ["done"] * len(setups)
-        self.divergence: list[Divergence | None] = [None] * len(setups)
-        self.rounds = np.zeros(len(setups), np.int32)
+        self.carry = stack(*(s.carry for s in prepared))
+        self.ledgers = [Ledger() for _ in prepared]
+        self.histories = [Table() for _ in prepared]
+        self.status = ["done"] * len(prepared)
+        self.divergence: list[Divergence | None] = [None] * len(prepared)
+        self.rounds = np.zeros(len(prepared), np.int32)
         self.seconds = 0.0
-        self.at_once = 1  # rounds per call into the program, grown until a call takes about PATIENCE
+        self.rounds_per_call = 1  # rounds per call into the program, grown until a call takes about PATIENCE
 
     def run(self, rounds: int, every: int) -> list[Result]:
         begun = time.perf_counter()
@@ -230,26 +230,26 @@ class _Lanes:
         for done in range(0, rounds, every):
             self.advance_in_parts(min(every, rounds - done))
             self.record(rounds)
-        carries = [row(self.carry, i) for i in range(len(self.setups))]
+        carries = [row(self.carry, i) for i in range(len(self.prepared))]
         return [
-            make_result(setup, carry, ledger, history, self.seconds, status, divergence, compile_seconds)
-            for setup, carry, ledger, history, status, divergence in zip(
-                self.setups, carries, self.ledgers, self.histories, self.status, self.divergence
+            make_result(each, carry, ledger, history, self.seconds, status, divergence, compile_seconds)
+            for each, carry, ledger, history, status, divergence in zip(
+                self.prepared, carries, self.ledgers, self.histories, self.status, self.divergence
             )
         ]
 
     def advance_in_parts(self, rounds: int) -> None:
         """So many rounds, in calls short enough to be interrupted."""
         while rounds > 0:
-            ask, before = min(rounds, self.at_once), self.seconds
+            ask, before = min(rounds, self.rounds_per_call), self.seconds
             self.advance(ask)
             heed()
             rounds -= ask
             took = self.seconds - before
-            if took < PATIENCE / 2 and ask == self.at_once:
-                self.at_once *= 2
+            if took < PATIENCE / 2 and ask == self.rounds_per_call:
+                self.rounds_per_call *= 2
             elif took > PATIENCE:
-                self.at_once = max(1, self.at_once // 2)
+                self.rounds_per_call = max(1, self.rounds_per_call // 2)
 
     @property
     def awake(self) -> np.ndarray:

@@ -91,7 +91,7 @@ class Task(Protocol):
     """A frozen dataclass whose fields are the task's options, with a one-line docstring for `rookery list`."""
 
     def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
-        """The task on so many clients, its data divided by a partition.
+        """The task on a number of clients, its data divided by a partition.
 
         With `tuning` its metrics are taken on a part of the training data, held out, and the test set is not touched.
         """

@@ -60,7 +60,7 @@ class HyperRep:
     augment: bool = False
     """Whether training images are cropped and flipped at random."""
     examples: int = 0
-    """Only the first so many training examples, and half as many for the test; 0: all."""
+    """How many training examples to use, the first ones, with half as many for the test; 0: all."""
     training_accuracy: bool = False
     """Whether the accuracy on training examples is measured too, on 10,000 of them at most."""
 

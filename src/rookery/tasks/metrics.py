@@ -20,7 +20,7 @@ CHUNK = 500  # examples that are evaluated side by side, so that a CNN on 10,000
 
 
 def predict(network: Network, params: Any, images: jax.Array) -> jax.Array:
-    """The logits of many examples, so many at a time."""
+    """The logits of many examples, `chunk` at a time."""
     one = lambda image: network(params, image)
     if images.shape[0] <= CHUNK:
         return jax.vmap(one)(images)
@@ -115,7 +115,7 @@ class WithTraining:
 
 
 def on_both(function: Callable[..., dict[str, jax.Array]], dataset: Dataset, most: int = 10_000) -> Metric:
-    """A metric on a dataset's test examples, and its accuracy on training examples, so many of them at most."""
+    """A metric on a dataset's test examples, and its accuracy on training examples, up to a largest number of them."""
     total = len(dataset.train["label"])
     rows = np.sort(np.random.default_rng(0).permutation(total)[:most])
     seen = {"seen": dataset.train["input"][rows], "seen_labels": dataset.train["label"][rows]}

@@ -77,7 +77,7 @@ def transpose(matrices: np.ndarray) -> np.ndarray:
 
 
 def truncation(matrix: np.ndarray, step: float, terms: int) -> np.ndarray:
-    """W = I - (I - step A)^terms, the part of the inverse that so many steps or series terms reach."""
+    """W = I - (I - step A)^terms, the part of the inverse that a number of steps or series terms reaches."""
     identity = np.eye(matrix.shape[-1])
     return identity - np.linalg.matrix_power(identity - step * matrix, int(terms))
 

@@ -1,0 +1,80 @@
+"""Methods that move all sequences together: local steps, one exchange, one server step. Imports contracts only."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rookery.algorithms.drift import check_drift, wrap_drift
+from rookery.algorithms.local_steps import Descent, check_coefficients, check_radius, descend, wrap_coefficients
+from rookery.algorithms.parts import drift_field
+from rookery.federation.client import Client
+from rookery.federation.cohort import Cohort
+from rookery.federation.fields import rates, steps, table
+from rookery.federation.method import Rates, Steps, struct
+from rookery.federation.protocols import Drift, ServerStep
+from rookery.federation.server import ServerState, check_server, server_field, server_state
+from rookery.problems.base import Problem
+from rookery.problems.sets import ball
+from rookery.vectors import Sequences
+
+
+class OneLoop:
+    """What such methods share, whatever their fields: drift control, and the server's step."""
+
+    lr: Rates
+    local_steps: Steps
+    coefficients: Any = None
+    drift: Drift
+    server: ServerStep
+
+    def init(self, problem: Problem, z: Sequences) -> ServerState:
+        return server_state(self, z, self.drift.server(z))
+
+    def client(self, problem: Problem, z: Sequences) -> Any:
+        return self.drift.client(z.only(problem.shared))
+
+    def ask(self, state: ServerState, cohort: Cohort) -> Any:
+        """The exchange: the unbiased mean of what the clients' `steps` upload."""
+        return cohort.update_mean("steps", state.z, self.drift.told(state.duals))
+
+    def work(self, client: Client, z: Sequences, told: Any) -> Descent:
+        """A client's local steps."""
+        correct = self.drift.correct(client, z, told)
+        return descend(client, z, client.at(self.lr), self.local_steps, self.coefficients, correct)
+
+    def move(self, state: ServerState, cohort: Cohort, q: Sequences, scaled: dict, gamma: Rates | None) -> ServerState:
+        """The server's step along q: with step sizes gamma; None: a step of length 1 along lr q, which the server's
+        optimiser takes for a gradient."""
+        q, duals = self.drift.step(q, scaled, state.duals, cohort, self.lr, state.round)
+        if gamma is None:
+            q = self.lr.at(state.round) * q
+        z, optimiser = self.server.step(state.z, q, gamma, state.optimiser)
+        return state.next(z=cohort.project(z), optimiser=optimiser, duals=duals)
+
+
+@struct
+class TwoRates(OneLoop):
+    """The fields of SimFBO and ShroFBO: step sizes of clients and server, coefficients of local steps, a ball for v."""
+
+    lr: Rates = rates()
+    server_lr: Rates | None = rates(default=None)
+    local_steps: Steps = steps(default=1)
+    coefficients: Any = table(wrap_coefficients)
+    radius: float | None = None
+    drift: Drift = drift_field(wrap_drift)
+    server: ServerStep = server_field()
+
+    def check(self, problem: Problem, population: int) -> None:
+        check_coefficients(self.coefficients, self.local_steps, population)
+        check_radius(self.radius, problem)
+        check_drift(self.drift, self.lr, self.server_lr)
+        check_server(self.server, problem, self.server_lr)
+
+    def after(self, state: ServerState, cohort: Cohort, q: Sequences, scaled: dict) -> ServerState:
+        """The state after a round along q: z moved by the server's step sizes, v kept in its ball."""
+        gamma = (self.lr if self.server_lr is None else self.server_lr).at(state.round)
+        new = self.move(state, cohort, q, scaled, gamma)
+        if self.radius is None:
+            return new
+        return dataclasses.replace(new, z=new.z.replace(v=ball(new.z.v, self.radius)))

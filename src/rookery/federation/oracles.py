@@ -1,0 +1,235 @@
+"""What a client can compute from its examples: minibatches, and a problem's derivatives on them, each counted.
+
+Imports problems, data and contracts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.data.batches import Batch, Part, Shard
+from rookery.data.federated import TRAINING, Augment
+from rookery.errors import InputError
+from rookery.federation.epochs import Minibatches, Passes, Place
+from rookery.federation.keys import augment_key
+from rookery.federation.meter import Meter
+from rookery.memory import check_fits
+from rookery.problems.base import Problem
+from rookery.vectors import Sequences, Vector
+
+Index = jax.Array | Part | None  # positions among the client's own examples; None: all of them
+
+
+@dataclass(frozen=True)
+class ProgramConfig:
+    """What is fixed about a run for all its clients: static, hashable, part of the compiled program."""
+
+    problem: Problem
+    population: int
+    batch: tuple[tuple[str, int | None], ...]  # level -> minibatch size, None: all examples
+    capacity: tuple[tuple[str, int], ...]  # level -> the largest client's number of examples
+    precision: str
+    augment: Augment | None = None  # of the training examples in a minibatch
+
+    @property
+    def dtype(self) -> Any:
+        return np.dtype(self.precision)
+
+
+class Stretch(NamedTuple):
+    """What is being traced of a phase: all of it, a step of a loop, or a branch; what that costs; and where in an epoch
+    it is, with the key of the epoch's step."""
+
+    meter: Meter
+    inside: str = ""  # "loop" or "choose"
+    branch: Meter | None = None  # of the innermost branch around
+    place: Place | None = None
+    step_key: jax.Array | None = None
+
+
+class Sample:
+    """One draw of minibatches: "the same sample" is the same object.
+
+    `index` holds positions among the client's own examples, `keys` what augmentations are drawn from, where there are
+    any. A minibatch counts as drawn when an oracle first uses it, where the sample was made: a sample before a loop is
+    drawn once, whatever the loop does with it. One that a branch uses first counts in that branch.
+    """
+
+    def __init__(
+        self,
+        index: Mapping[str, Index],
+        keys: Mapping[str, jax.Array] | None = None,
+        levels: Mapping[str, str] | None = None,
+        made_in: Stretch | None = None,
+    ):
+        self.index = dict(index)
+        self.keys = dict(keys or {})
+        self.levels = dict(levels or {})  # of the draws that are to be counted
+        self.made_in = made_in or Stretch(Meter())
+        self._counted: dict[str, list[Meter]] = {name: [] for name in self.levels}
+
+    def use(self, name: str, here: Stretch | None = None) -> Index:
+        """A draw's positions, counted when they are asked for first; `here`: where that is."""
+        index, own = self.index[name], self.made_in
+        meter = own.meter if here is None or here.branch is own.branch or here.branch is None else here.branch
+        counted = self._counted.get(name, [own.meter])
+        if any(each is own.meter or each is meter for each in counted):
+            return index
+        counted.append(meter)
+        if index is None:
+            meter.full[self.levels[name]] += 1
+        elif isinstance(index, Part):
+            meter.passes[name] += 1
+        else:
+            meter.calls["samples"] += index.shape[0]
+        return index
+
+
+def _flat(sample: Sample) -> tuple[tuple, None]:
+    """Its arrays. What becomes of them is not known, so all of them count as drawn."""
+    for name in sample.index:
+        sample.use(name)
+    return (sample.index, sample.keys), None
+
+
+jax.tree_util.register_pytree_node(Sample, _flat, lambda _, children: Sample(*children))
+
+
+class Oracles:
+    """The examples and the derivatives of one client."""
+
+    def __init__(self, config: ProgramConfig, shard: Shard):
+        self._config = config
+        self._problem: Any = config.problem
+        self._shard = shard
+        self._stretch = Stretch(Meter())
+
+    @property
+    def dtype(self) -> Any:
+        """The run's floating-point type."""
+        return self._config.dtype
+
+    @property
+    def size(self) -> jax.Array:
+        """Its number of examples."""
+        return self._shard.size
+
+    def sample(self, key: jax.Array, size: int | None = None, only: str | None = None) -> Sample:
+        """A fresh draw of the minibatches that a direction needs, uniform with replacement; all examples of the
+        client where the run has no batch size. `size` overrides the run's; `only` draws for one level alone.
+        In a loop over epochs the key of the step stands for the step's own minibatch; there another key needs a
+        `size`."""
+        index: dict[str, Index] = {}
+        keys: dict[str, jax.Array] = {}
+        for number, (name, level) in enumerate(self._problem.draws.items()):
+            if only not in (None, level):
+                continue
+            index[name] = self._draw(name, key, number, size)
+            if index[name] is not None and self._augment(level):
+                keys[name] = augment_key(key, number)
+        return Sample(index, keys, {name: self._problem.draws[name] for name in index}, self._stretch)
+
+    def _draw(self, name: str, key: jax.Array, number: int, size: int | None) -> Index:
+        level, place = self._problem.draws[name], self._stretch.place
+        own = self._shard.level(level).size
+        count = dict(self._config.batch)[level] if size is None else size
+        if count is None:
+            return None
+        if place is not None and size is None:
+            if key is not self._stretch.step_key:
+                raise InputError(
+                    "client.sample: a key that is not the step's was given in a loop over epochs, where minibatches "
+                    "are those of the epoch; give the step's key, or a size for a draw of its own"
+                )
+            return self._passes().part(name, place)
+        self._check_fits(count, level)
+        return jax.random.randint(jax.random.fold_in(key, number), (count,), 0, own, dtype=jnp.int32)
+
+    def direction(self, z: Sequences, sample: Sample) -> Sequences:
+        """D_i(z; sample)."""
+        self._stretch.meter.calls.update(self._problem.oracles)
+        return Sequences.of(self._problem.direction(z.trees(), self._batches(sample)))
+
+    def part(self, name: str, z: Sequences, sample: Sample) -> Vector:
+        """D_i(z; sample) of one sequence, for methods that move one at a time: counted as one gradient."""
+        self._stretch.meter.calls["gradients"] += 1
+        return Vector(self._problem.direction(z.trees(), self._batches(sample))[name])
+
+    def lower_grad(self, x: Vector, y: Vector, sample: Sample) -> Vector:
+        """grad_y g_i(x, y)."""
+        return self._evaluate("lower_grad", "gradients", (x, y), sample)
+
+    def hvp(self, x: Vector, y: Vector, v: Vector, sample: Sample) -> Vector:
+        """(d2 g_i/dy2)(x, y) v."""
+        return self._evaluate("hvp", "hvps", (x, y, v), sample)
+
+    def cross(self, x: Vector, y: Vector, v: Vector, sample: Sample) -> Vector:
+        """(d2 g_i/dx dy)(x, y) v, shaped like x."""
+        return self._evaluate("cross", "crosses", (x, y, v), sample)
+
+    def upper_grad_x(self, x: Vector, y: Vector, sample: Sample) -> Vector:
+        """grad_x f_i(x, y)."""
+        return self._evaluate("upper_grad_x", "gradients", (x, y), sample)
+
+    def upper_grad_y(self, x: Vector, y: Vector, sample: Sample) -> Vector:
+        """grad_y f_i(x, y)."""
+        return self._evaluate("upper_grad_y", "gradients", (x, y), sample)
+
+    def _evaluate(self, oracle: str, cost: str, at: tuple[Vector, ...], sample: Sample) -> Vector:
+        """A derivative of a bilevel problem, on the draw that the problem keeps for it."""
+        if oracle not in self._problem.draw_of:
+            raise InputError(
+                f"client.{oracle}: it was asked for on a {self._problem.kind} problem, and bilevel ones have it; a "
+                'method that needs it says kinds = ("bilevel",)'
+            )
+        self._stretch.meter.calls[cost] += 1
+        batch = self._batch(self._problem.draw_of[oracle], sample)
+        return Vector(getattr(self._problem, oracle)(*(vector.tree for vector in at), batch))
+
+    def _batch(self, name: str, sample: Sample) -> Batch:
+        level = self._problem.draws[name]
+        capacity = dict(self._config.capacity)[level]
+        batch = self._shard.batch(level, sample.use(name, self._stretch), capacity, self._config.dtype)
+        return batch._replace(augment=self._augment(level), key=sample.keys.get(name))
+
+    def _batches(self, sample: Sample) -> dict[str, Batch]:
+        return {name: self._batch(name, sample) for name in self._problem.draws}
+
+    def _augment(self, level: str) -> Augment | None:
+        return self._config.augment if level in TRAINING else None
+
+    def _check_fits(self, count: int, level: str) -> None:
+        """Refuses a minibatch that the machine cannot hold, while it is traced."""
+        rows = jax.tree.leaves(self._shard.level(level).rows)
+        example = sum(int(np.prod(leaf.shape[1:])) * np.dtype(leaf.dtype).itemsize for leaf in rows)
+        check_fits("batch_size", count, "a minibatch of it", count * (example + 4))
+
+    def _passes(self) -> Passes:
+        """This client's passes through its examples."""
+        batch, capacity, draws = dict(self._config.batch), dict(self._config.capacity), {}
+        for name, level in self._problem.draws.items():
+            own, size = jnp.asarray(self._shard.level(level).size, jnp.int32), batch[level]
+            number = jnp.ones((), jnp.int32) if size is None else (own + size - 1) // size
+            draws[name] = Minibatches(own, size, number)
+        return Passes(draws, {name: capacity[level] for name, level in self._problem.draws.items()})
+
+    @contextmanager
+    def _within(self, stretch: Stretch) -> Iterator[Meter]:
+        """Traces something as a stretch of its own; gives its meter."""
+        around, self._stretch = self._stretch, stretch
+        try:
+            yield stretch.meter
+        finally:
+            self._stretch = around
+
+    def _cost(self, meter: Meter, place: Place | None = None) -> jax.Array:
+        """What a meter has counted, in the order of ORACLES, at the size of this client."""
+        minibatch = None if place is None else lambda name: self._passes().part(name, place).count
+        return meter.total(lambda level: self._shard.level(level).size, minibatch)
