@@ -9,7 +9,7 @@ export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: setup demo test test-full bench lint clean
+.PHONY: setup demo test test-full bench lint docs dist clean
 
 setup: $(STAMP)
 
@@ -36,5 +36,12 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+dist: setup
+	$(BIN)/python -m build --outdir dist .
+
 clean:
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist .cache .pytest_cache .ruff_cache

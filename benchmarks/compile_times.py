@@ -27,14 +27,14 @@ def measure(name: str) -> tuple[float, float]:
     sampling = rk.All() if method.participation == "all" else rk.Uniform(2)
     traced, compiled = [], []
     with precision_context("float32"):
-        setup = prepare(
+        prepared = prepare(
             exact.problem, method, exact.clients, sampling=sampling, batch_size=2, seed=0, precision="float32",
             **exact.start(),
         )  # fmt: skip
         for _ in range(TURNS):
             jax.clear_caches()
             begun = time.perf_counter()
-            lowered = advance.lower(Local().program(setup), setup.inputs, setup.carry, jnp.int32(1))
+            lowered = advance.lower(Local().program(prepared), prepared.inputs, prepared.carry, jnp.int32(1))
             middle = time.perf_counter()
             lowered.compile()
             traced.append(middle - begun)

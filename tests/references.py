@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -238,7 +238,7 @@ def number(given: Any, at: int, i: int | None = None) -> float:
     """A number, a schedule's, or a client's own."""
     if isinstance(given, rk.PerClient):
         return given.table[i]
-    return given(at) if callable(given) else given
+    return cast(float, given(at)) if callable(given) else given
 
 
 def rates(bed: Bed, given: Any, at: int, i: int | None = None) -> np.ndarray:
@@ -256,7 +256,7 @@ def coefficient(given: Any, k: int, i: int, at: int) -> float:
     if given is None:
         return 1.0
     if callable(given):
-        return given(k, i, at)
+        return cast(float, given(k, i, at))
     table = np.asarray(given)
     return float(table[k] if table.ndim == 1 else table[i][k])
 
@@ -351,7 +351,7 @@ def controlled(
         new = {i: own[i] + rise[i] for i in cohort}
         common = common + sum(p[i] * rise[i] for i in cohort)
         if isinstance(drift.d, (float, rk.PerClient)):
-            q = sum(p[i] * number(drift.d, now, i) * walks[i].total for i in cohort)
+            q = cast(np.ndarray, sum(p[i] * number(drift.d, now, i) * walks[i].total for i in cohort))
         q = q + common / gamma / rates(bed, eta, now)
     else:
         return q, {}
@@ -365,7 +365,7 @@ def served(bed: Bed, state: State, server: Any, d: np.ndarray, gamma: Any) -> tu
     plain = state["z"] - gamma * d
     if server is None:
         return plain, {}
-    per = server if isinstance(server, dict) else dict.fromkeys(bed.parts, server)
+    per: dict[str, Any] = server if isinstance(server, dict) else dict.fromkeys(bed.parts, server)
     momentum, z = state.get("velocity", np.zeros_like(d)), plain.copy()
     velocity = momentum.copy()
     for name, optimiser in per.items():

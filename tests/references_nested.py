@@ -326,7 +326,7 @@ def fedbio_local(
     own = state["own"].copy()
     for i in cohort:
         z = np.where(bed.shared, state["z"], own[i])
-        for _ in range(steps_of(local_steps, i)):
+        for _step in range(steps_of(local_steps, i)):
             z = z - eta * own_field(bed, i, z, hypergradient)
         own[i] = z
     moved = unbiased(bed, cohort, {i: own[i] - state["z"] for i in cohort})

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def test_the_command_is_the_library(tmp_path):
     """The same run by hand gives the same parameters."""
     out = tmp_path / "run"
     assert main(["run", "hyperrep", "simfbo", *SMALL, "--method.local-steps", "1..3", "--out", str(out)]) == 0
-    task = TASKS["hyperrep"](hidden=8)
+    task = cast(Any, TASKS["hyperrep"])(hidden=8)
     parts = task.assemble(rk.IID(), clients=20, seed=0)
     method = rk.SimFBO(lr=rk.Rates(**task.rates), local_steps=rk.RandomSteps(1, 3))
     result = rk.run(

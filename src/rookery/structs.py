@@ -6,12 +6,24 @@ Imports nothing of rookery.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Generic, TypeVar, dataclass_transform
 
 import jax
 from jax.tree_util import GetAttrKey
 
 T = TypeVar("T")
+Held = TypeVar("Held", covariant=True)
+Taken = TypeVar("Taken", contravariant=True)
+
+
+class Given(Generic[Held, Taken]):
+    """The type of a field that is given as one thing and held as another: `lr` takes a number and holds rates.
+
+    It is for type checkers alone, which take a field of a descriptor's type so; nothing is one.
+    """
+
+    def __get__(self, owner: object, cls: Any = None) -> Held: ...  # type: ignore[empty-body]
+    def __set__(self, owner: object, value: Taken) -> None: ...
 
 
 def static(*, default: Any = dataclasses.MISSING) -> Any:

@@ -92,7 +92,7 @@ def test_conjugate_gradients_say_when_the_hessian_is_not_positive_definite():
     method = rk.FedBiOLocal(lr=rk.Rates(0.1), hypergradient=rk.ConjugateGradient(2))
     with pytest.warns(rk.DivergenceWarning, match="x"):
         result = rk.run(problem, method, clients, x=0.5, y=np.zeros(2), rounds=3)
-    assert result.status == "diverged" and result.divergence.round == 1
+    assert result.status == "diverged" and result.divergence is not None and result.divergence.round == 1
 
 
 def test_conjugate_gradients_rest_when_they_are_done():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -252,7 +254,7 @@ def test_truncation_indices_are_part_of_the_trajectory():
 
 
 def test_jax_is_left_as_it_was():
-    assert not jax.config.jax_enable_x64 and jnp.ones(1).dtype == jnp.float32
+    assert not cast(Any, jax.config).jax_enable_x64 and jnp.ones(1).dtype == jnp.float32
 
 
 def test_an_exchange_costs_the_vectors_it_is_about():

@@ -8,7 +8,7 @@ import pickle
 import struct
 import tarfile
 import zlib
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def python_bytes(pixels, labels):
 class Python2Pickler(pickle._Pickler):
     """Writes bytes as the strings of Python 2, which is what the original archive has."""
 
-    def save_string(self, text):
+    def save_string(self: Any, text):
         self.write(pickle.BINSTRING + struct.pack("<i", len(text)) + text)
         self.memoize(text)
 

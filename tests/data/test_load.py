@@ -118,7 +118,9 @@ def test_records_are_standardised_by_their_training_part(home, name):
     train = np.asarray(dataset.scale(dataset.train["input"]), np.float64)
     np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-4)
     np.testing.assert_allclose(train.std(axis=0), 1, rtol=1e-4)
-    assert all(type(number) is float for number in (*dataset.scale.mean, *dataset.scale.std))
+    mean, std = dataset.scale.mean, dataset.scale.std
+    assert isinstance(mean, tuple) and isinstance(std, tuple)
+    assert all(type(number) is float for number in (*mean, *std))
     counts = [np.bincount(part["label"]) for part in (dataset.train, dataset.test)]
     assert np.abs(counts[1] - 0.2 * sum(counts)).max() <= 0.5
 

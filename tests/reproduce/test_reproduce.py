@@ -17,7 +17,7 @@ from rookery.experiments.tune import settings
 from rookery.reproduce import execute
 from rookery.reproduce.aggitd import two_loops
 from rookery.reproduce.execute import commit, run_cell
-from rookery.reproduce.frontier import METHODS
+from rookery.reproduce.frontier import TRIALS, methods
 from rookery.reproduce.page import grids, plot, rows_of, verdict, write_page
 from rookery.reproduce.registry import STUDIES, reproduce
 from rookery.reproduce.study import Cell, Done, First, Jumps, Last, Measure, fewer, higher, mean_and_spread
@@ -119,12 +119,15 @@ def test_methods_of_two_loops_get_the_exchanges_that_they_are_to_have(study, sol
 def test_what_tuning_chose_is_kept_and_shown(shared):
     page, done = reproduce("frontier", seeds=1, quick=True, out=shared, say=lambda text: None)
     each = done["FedBiO, iid"]
+    assert each.tuning is not None and each.cell.search is not None
     assert settings(each.tuning.method) in {settings(method) for method in each.cell.search.methods}
     assert len(each.tuning.table.rows) == 2
     assert f"| FedBiO, iid | 2 | {each.tuning.gradients:,} | {settings(each.tuning.method)} |" in page.read_text()
     said: list[str] = []
     _, again = reproduce("frontier", seeds=1, quick=True, out=shared, say=said.append)
-    assert not said and settings(again["FedBiO, iid"].tuning.method) == settings(each.tuning.method)
+    tuning = again["FedBiO, iid"].tuning
+    assert tuning is not None
+    assert not said and settings(tuning.method) == settings(each.tuning.method)
     path = shared / ".cells" / "frontier-quick" / "FedBiO_iid.json"
     text = path.read_text()
     kept = json.loads(text)
@@ -292,13 +295,13 @@ def test_a_commit_is_marked_where_the_code_was_changed(monkeypatch):
     assert commit() == "def5678"
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("SimFBO", "FedBiO", "FBO-AggITD")])
+@pytest.mark.parametrize("name", [name for name in methods() if name not in ("SimFBO", "FedBiO", "FBO-AggITD")])
 def test_every_method_of_the_frontier_runs(name):
-    exchanges, methods = METHODS[name]
-    assert len(methods) == 36 and len({settings(method) for method in methods}) == 36
+    exchanges, tried = methods()[name]
+    assert len(tried) == TRIALS and len({settings(method) for method in tried}) == TRIALS
     options = Options(clients=10, cohort=2, partition="shards:2", batch_size=4, engine="eager")
-    experiment = Experiment("hyperrep", HyperRep(hidden=2), name, methods[0], options)
-    result = rk.run(method=methods[0], rounds=1, **experiment.arguments(experiment.assemble()))
+    experiment = Experiment("hyperrep", HyperRep(hidden=2), name, tried[0], options)
+    result = rk.run(method=tried[0], rounds=1, **experiment.arguments(experiment.assemble()))
     assert result.history["exchanges"][-1] == exchanges
 
 

@@ -31,6 +31,7 @@ class Base:
     """A method for one level: what the broken ones below have in common."""
 
     kinds = ("single",)
+    lr: rk.Rates
 
     def round(self, state, cohort):
         return state.next(z=state.z + cohort.mean("steps", state.z))

@@ -62,7 +62,7 @@ def moments():
 
 def test_a_run_killed_twenty_times_ends_as_if_it_had_never_been(tmp_path, undisturbed):
     """Killed again and again; a run that has ended all the same is compared, and the next killed in its place."""
-    left, killed, lives = moments(), 0, 0
+    left, killed, lives, folder = moments(), 0, 0, tmp_path
     while left and lives < 2 * KILLS:
         folder, lives = tmp_path / f"run{lives - killed}", lives + 1
         code = subprocess.run([sys.executable, str(SCRIPT), str(folder), "local", left[0]], timeout=300).returncode

@@ -119,7 +119,7 @@ def test_a_diverging_run_keeps_the_last_good_state(engine):
     explode = rk.SimFBO(lr=rk.Rates(x=0.1, y=1e30, v=0.2))
     with pytest.warns(rk.DivergenceWarning, match=r"y not finite after round \d+"):
         result = go(500, explode, engine=engine, x=1.0, every=100)
-    assert result.status == "diverged"
+    assert result.status == "diverged" and result.divergence is not None
     assert result.divergence.sequences[0] in ("x", "y", "v") and "y" in result.divergence.sequences
     assert result.state.round == result.divergence.round - 1
     assert all(np.isfinite(tree).all() for tree in result.sequences.values())
@@ -242,4 +242,4 @@ def test_a_target_that_is_not_met_does_not_hide_a_divergence(engine):
         (result,) = rk.sweep(*given, over={"seed": [0]}, **options).results
     else:
         result = rk.run(*given, engine=engine, **options)
-    assert result.status == "diverged" and result.divergence.round == 128
+    assert result.status == "diverged" and result.divergence is not None and result.divergence.round == 128

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,9 +40,9 @@ class Normalised(nn.Module):
 
 
 class Own(eqx.Module):
-    conv: eqx.nn.Conv2d
+    conv: Any
     layers: list
-    activation: object
+    activation: Any
 
     def __init__(self, key):
         keys = jax.random.split(key, 3)

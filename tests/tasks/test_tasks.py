@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from functools import cache
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -88,7 +89,7 @@ def test_tuning_does_not_touch_the_test_set(name, monkeypatch):
     task, load, found = TASKS[name](), base.load, []
     for change in (lambda dataset: dataset, garbage):
         monkeypatch.setattr(base, "load", lambda data: change(load(data)))
-        parts = [task.assemble(rk.IID(), clients=5, seed=0, tuning=tuning) for tuning in (True, False)]
+        parts: list[Any] = [task.assemble(rk.IID(), clients=5, seed=0, tuning=tuning) for tuning in (True, False)]
         found.append([{name: float(value) for name, value in p.metrics(start(p)).items()} for p in parts])
     assert found[0][0] == found[1][0], "tuning reads the test set"
     assert found[0][1] != found[1][1], "the metric does not read the test set"
@@ -166,9 +167,9 @@ class Plain(Mine.__base__):
 def test_a_task_of_ones_own_is_found_by_its_file(tmp_path):
     path = tmp_path / "own.py"
     path.write_text(OWN)
-    assert find_task(f"{path}:Mine")().size == 3 and find_task(f"{path}:Mine") is find_task(f"{path}:Mine")
+    assert cast(Any, find_task(f"{path}:Mine")()).size == 3 and find_task(f"{path}:Mine") is find_task(f"{path}:Mine")
     path.write_text(OWN.replace("= 3", "= 4"))
-    assert find_task(f"{path}:Mine")().size == 4
+    assert cast(Any, find_task(f"{path}:Mine")()).size == 4
     (tmp_path / "bad.py").write_text("1 / 0")
     for name, sentence in [
         (f"{path}:Mina", "task: own.py has no class 'Mina' .did you mean 'Mine'"),

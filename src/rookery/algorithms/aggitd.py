@@ -11,7 +11,8 @@ from rookery.algorithms.rounds import SOLVERS, TwoLoop
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import choice, count, rates, steps
-from rookery.federation.method import Rates, State, Steps, method, static
+from rookery.federation.method import State, Steps, method, static
+from rookery.federation.rates import GivenRates
 from rookery.vectors import Vector
 
 
@@ -44,7 +45,7 @@ class AggITD(TwoLoop):
     Reference: Federated Hypergradient Computation via Aggregated Iterative Differentiation, Algorithms 1 to 4.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     neumann_step: float = 0.01
     lower_rounds: int = count(default=1)
     lower_steps: Steps = steps(default=1, epochs=False)

@@ -20,7 +20,7 @@ from rookery.federation.cohort import Cohort
 from rookery.federation.fields import amount, rates, wrapped
 from rookery.federation.method import struct
 from rookery.federation.protocols import Drift, fulfils
-from rookery.federation.rates import PerClient, Rates
+from rookery.federation.rates import GivenRates, PerClient, Rates
 from rookery.federation.scaled import Scaled
 from rookery.vectors import Sequences
 
@@ -134,7 +134,7 @@ class Duals:
     Reference: Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework, Algorithm 1.
     """
 
-    gamma: Rates = rates(default=Rates(1.0))
+    gamma: GivenRates = rates(default=Rates(1.0))
     a: Any = amount(default=1.0)
     d: Any = amount(default="inverse-probability", words={"inverse-probability": InverseProbability()}, name="d")
 

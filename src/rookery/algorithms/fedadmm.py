@@ -9,7 +9,8 @@ from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import amount, rates, steps
-from rookery.federation.method import Rates, Steps, first_round, method
+from rookery.federation.method import Steps, first_round, method
+from rookery.federation.rates import GivenRates
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -41,7 +42,7 @@ class FedADMM:
     Reference: Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework, Algorithm 2.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     gamma: Any = amount(default=0.1)
     local_steps: Steps = steps(default=1)
     weight_decay: float = 0.0

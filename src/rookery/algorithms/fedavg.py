@@ -6,9 +6,9 @@ from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps
-from rookery.federation.method import Rates, Steps, method, static
-from rookery.federation.protocols import ServerStep
-from rookery.federation.server import ServerState, check_server, server_field, server_state
+from rookery.federation.method import Steps, method, static
+from rookery.federation.rates import GivenRates
+from rookery.federation.server import GivenServer, ServerState, check_server, server_field, server_state
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -45,11 +45,11 @@ class FedAvg:
     unbiased form as in Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     local_steps: Steps = steps(default=1)
     normalised: bool = static(default=False)
     weight_decay: float = 0.0
-    server: ServerStep = server_field()
+    server: GivenServer = server_field()
 
     def check(self, problem: Problem, population: int) -> None:
         check_server(self.server, problem)

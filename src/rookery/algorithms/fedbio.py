@@ -6,14 +6,14 @@ from typing import Any
 
 from rookery.algorithms.drift import check_drift, wrap_drift
 from rookery.algorithms.one_loop import OneLoop
-from rookery.algorithms.parts import drift_field
+from rookery.algorithms.parts import GivenDrift, drift_field
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps
-from rookery.federation.method import Rates, Steps, method
-from rookery.federation.protocols import Drift, ServerStep
+from rookery.federation.method import Steps, method
+from rookery.federation.rates import GivenRates
 from rookery.federation.scaled import Scaled
-from rookery.federation.server import ServerState, check_server, server_field
+from rookery.federation.server import GivenServer, ServerState, check_server, server_field
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -45,10 +45,10 @@ class FedBiO(OneLoop):
     Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 1.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     local_steps: Steps = steps(default=1)
-    drift: Drift = drift_field(wrap_drift)
-    server: ServerStep = server_field()
+    drift: GivenDrift = drift_field(wrap_drift)
+    server: GivenServer = server_field()
 
     def check(self, problem: Problem, population: int) -> None:
         check_drift(self.drift, self.lr)

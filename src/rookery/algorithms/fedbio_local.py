@@ -10,8 +10,9 @@ from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps
-from rookery.federation.method import Rates, State, Steps, method
+from rookery.federation.method import State, Steps, method
 from rookery.federation.protocols import Estimator
+from rookery.federation.rates import GivenRates
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -50,7 +51,7 @@ class FedBiOLocal:
     Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 3.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     local_steps: Steps = steps(default=1, epochs=False)
     hypergradient: Estimator = estimator_field(Neumann())
 

@@ -9,6 +9,7 @@ from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import count, rates
 from rookery.federation.method import Rates, first_round, method, struct
+from rookery.federation.rates import GivenRates
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -55,9 +56,9 @@ class FedBiOAcc:
     Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 2.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     local_steps: int = count(default=1)
-    momentum: Rates = rates(default=Rates(1.0))
+    momentum: GivenRates = rates(default=Rates(1.0))
     delta: float = 1.0
     offset: float = 1.0
     first_batch: int | None = count(default=None, static=True)

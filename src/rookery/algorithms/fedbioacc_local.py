@@ -17,6 +17,7 @@ from rookery.federation.cohort import Cohort
 from rookery.federation.fields import count, rates
 from rookery.federation.method import Rates, first_round, method, struct
 from rookery.federation.protocols import Estimator
+from rookery.federation.rates import GivenRates
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -62,9 +63,9 @@ class FedBiOAccLocal:
     Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 4.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     local_steps: int = count(default=1)
-    momentum: Rates = rates(default=Rates(1.0))
+    momentum: GivenRates = rates(default=Rates(1.0))
     delta: float = 1.0
     offset: float = 1.0
     hypergradient: Estimator = estimator_field(Neumann())

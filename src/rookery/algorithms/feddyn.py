@@ -7,7 +7,8 @@ from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps
-from rookery.federation.method import Rates, State, Steps, first_round, method, struct
+from rookery.federation.method import State, Steps, first_round, method, struct
+from rookery.federation.rates import GivenRates
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -45,7 +46,7 @@ class FedDyn:
     Reference: Acar et al., Federated Learning Based on Dynamic Regularization, 2021.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     alpha: float = 0.1
     local_steps: Steps = steps(default=1)
     weight_decay: float = 0.0

@@ -11,7 +11,8 @@ from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import count, rates
-from rookery.federation.method import Rates, State, first_round, method, struct
+from rookery.federation.method import State, first_round, method, struct
+from rookery.federation.rates import GivenRates
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -53,7 +54,7 @@ class FedMSA:
     Reference: Federated Multi-Sequence Stochastic Approximation with Local Hypergradient Estimation, Algorithm 1.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     local_steps: int = count(default=1)
     momentum: float = 1.0
     local_clients: int = count(default=1, static=True)

@@ -11,7 +11,8 @@ from rookery.algorithms.rounds import SOLVERS, TwoLoop
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import choice, count, rates, steps
-from rookery.federation.method import Rates, State, Steps, method, static
+from rookery.federation.method import State, Steps, method, static
+from rookery.federation.rates import GivenRates
 from rookery.vectors import Vector
 
 
@@ -46,7 +47,7 @@ class FedNest(TwoLoop):
     Computation via Aggregated Iterative Differentiation, section 2.1.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     neumann_step: float = 0.01
     neumann_terms: int = count(default=5)
     lower_rounds: int = count(default=1)

@@ -8,7 +8,8 @@ from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps
-from rookery.federation.method import Rates, State, Steps, method
+from rookery.federation.method import State, Steps, method
+from rookery.federation.rates import GivenRates
 from rookery.vectors import Sequences
 
 
@@ -32,7 +33,7 @@ class FedNova:
     Reference: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, 2020.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     local_steps: Steps = steps(default=1)
     weight_decay: float = 0.0
 

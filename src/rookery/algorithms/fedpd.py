@@ -12,7 +12,8 @@ from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps
-from rookery.federation.method import Rates, State, Steps, method
+from rookery.federation.method import State, Steps, method
+from rookery.federation.rates import GivenRates
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -46,7 +47,7 @@ class FedPD:
     2020, option I.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     eta: float = 1.0
     skip: float = 0.0
     local_steps: Steps = steps(default=1)

@@ -6,7 +6,8 @@ from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps
-from rookery.federation.method import Rates, State, Steps, method, static
+from rookery.federation.method import State, Steps, method, static
+from rookery.federation.rates import GivenRates
 from rookery.vectors import Sequences
 
 
@@ -33,7 +34,7 @@ class FedProx:
     Reference: Li et al., Federated Optimization in Heterogeneous Networks, 2020.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     mu: float = 0.01
     local_steps: Steps = steps(default=1)
     normalised: bool = static(default=False)

@@ -13,7 +13,7 @@ from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import amount, rates, steps
 from rookery.federation.method import Plan, Rates, State, Steps, first_round, method, struct
-from rookery.federation.rates import PerClient
+from rookery.federation.rates import GivenRates, PerClient
 from rookery.federation.scaled import Scaled
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
@@ -29,7 +29,7 @@ class FedVRAState(State):
 class VarianceReduced:
     """What FedVRA and FedVRA-U share, whatever their other fields: the duals, and the server's side."""
 
-    lr: Rates
+    lr: GivenRates
     gamma: Any
     a: Any
     d: Any
@@ -93,7 +93,7 @@ class FedVRA(VarianceReduced):
     Reference: Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework, Algorithm 1.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     gamma: Any = amount(default=0.1)
     a: Any = amount(default=1.0)
     d: Any = amount(default="inverse-probability", words=AGGREGATION, name="d")

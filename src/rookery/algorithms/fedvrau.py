@@ -13,7 +13,8 @@ from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import amount, number, rates, steps
-from rookery.federation.method import Rates, Steps, method
+from rookery.federation.method import Steps, method
+from rookery.federation.rates import GivenRates
 from rookery.problems.base import Problem
 from rookery.problems.sets import ConstraintSet
 from rookery.vectors import Sequences, Vector
@@ -53,7 +54,7 @@ class FedVRAU(VarianceReduced):
     Reference: Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework, Algorithm 3.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     gamma: Any = amount(default=0.1)
     a: Any = amount(default=1.0)
     d: Any = amount(default="inverse-probability", words=AGGREGATION, name="d")

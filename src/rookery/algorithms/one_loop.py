@@ -7,13 +7,13 @@ from typing import Any
 
 from rookery.algorithms.drift import check_drift, wrap_drift
 from rookery.algorithms.local_steps import Descent, check_coefficients, check_radius, descend, wrap_coefficients
-from rookery.algorithms.parts import drift_field
+from rookery.algorithms.parts import GivenDrift, drift_field
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps, table
 from rookery.federation.method import Rates, Steps, struct
-from rookery.federation.protocols import Drift, ServerStep
-from rookery.federation.server import ServerState, check_server, server_field, server_state
+from rookery.federation.rates import GivenOptionalRates, GivenRates
+from rookery.federation.server import GivenServer, ServerState, check_server, server_field, server_state
 from rookery.problems.base import Problem
 from rookery.problems.sets import ball
 from rookery.vectors import Sequences
@@ -22,11 +22,11 @@ from rookery.vectors import Sequences
 class OneLoop:
     """What such methods share, whatever their fields: drift control, and the server's step."""
 
-    lr: Rates
+    lr: GivenRates
     local_steps: Steps
     coefficients: Any = None
-    drift: Drift
-    server: ServerStep
+    drift: GivenDrift
+    server: GivenServer
 
     def init(self, problem: Problem, z: Sequences) -> ServerState:
         return server_state(self, z, self.drift.server(z))
@@ -57,13 +57,13 @@ class OneLoop:
 class TwoRates(OneLoop):
     """The fields of SimFBO and ShroFBO: step sizes of clients and server, coefficients of local steps, a ball for v."""
 
-    lr: Rates = rates()
-    server_lr: Rates | None = rates(default=None)
+    lr: GivenRates = rates()
+    server_lr: GivenOptionalRates = rates(default=None)
     local_steps: Steps = steps(default=1)
     coefficients: Any = table(wrap_coefficients)
     radius: float | None = None
-    drift: Drift = drift_field(wrap_drift)
-    server: ServerStep = server_field()
+    drift: GivenDrift = drift_field(wrap_drift)
+    server: GivenServer = server_field()
 
     def check(self, problem: Problem, population: int) -> None:
         check_coefficients(self.coefficients, self.local_steps, population)

@@ -8,9 +8,10 @@ from typing import Any
 from rookery.algorithms.drift import ControlVariates, Duals
 from rookery.algorithms.estimators import ConjugateGradient, Neumann, Tracked
 from rookery.federation.fields import component, parse_words, whole
-from rookery.federation.protocols import Estimator
+from rookery.federation.protocols import Drift, Estimator
 from rookery.federation.rates import Rates
 from rookery.problems.sets import Ball, Box, Simplex
+from rookery.structs import Given
 
 
 def read_drift(argument: str, text: str) -> Any:
@@ -55,3 +56,6 @@ def read_set(argument: str, text: str) -> Any:
 def set_field() -> Any:
     """A field that is a set, part of the structure."""
     return component(read=read_set, text="The set: none, simplex, box:LOW:HIGH or ball:RADIUS.", static=True)
+
+
+GivenDrift = Given[Drift, Drift | None]

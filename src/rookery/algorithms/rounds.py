@@ -9,6 +9,7 @@ import jax
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.method import Rates, Steps, static, struct
+from rookery.federation.rates import GivenRates
 from rookery.vectors import Vector
 
 SOLVERS = ("svrg", "sgd")
@@ -86,7 +87,7 @@ class UpperRound:
 class TwoLoop:
     """What FedNest, LFedNest and AggITD share, whatever their other fields: the rounds on either level."""
 
-    lr: Rates
+    lr: GivenRates
     lower_rounds: int
     lower_steps: Steps
     upper_steps: Steps

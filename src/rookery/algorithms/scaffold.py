@@ -6,7 +6,8 @@ from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps
-from rookery.federation.method import Rates, State, Steps, first_round, method, struct
+from rookery.federation.method import State, Steps, first_round, method, struct
+from rookery.federation.rates import GivenRates
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -47,7 +48,7 @@ class Scaffold:
     Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     server_lr: float = 1.0
     local_steps: Steps = steps(default=1)
     weight_decay: float = 0.0

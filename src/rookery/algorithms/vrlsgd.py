@@ -8,7 +8,8 @@ from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import count, rates
-from rookery.federation.method import Rates, State, method, struct
+from rookery.federation.method import State, method, struct
+from rookery.federation.rates import GivenRates
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -42,7 +43,7 @@ class VRLSGD:
     Reference: Liang et al., Variance Reduced Local SGD with Lower Communication Complexity, 2019.
     """
 
-    lr: Rates = rates()
+    lr: GivenRates = rates()
     local_steps: int = count(default=1)
     weight_decay: float = 0.0
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax.tree_util import DictKey, register_pytree_with_keys_class
 
 from rookery.errors import InputError, failing, nearest
-from rookery.structs import struct
+from rookery.structs import Given, struct
 from rookery.vectors import Scalar, Sequences
 
 _DEFAULT = "default"
@@ -210,3 +210,8 @@ def _is_finite_number(value: Any) -> bool:
         return False
     array = np.asarray(value)
     return bool(array.ndim == 0 and array.dtype.kind in "fiu" and np.isfinite(array))
+
+
+Rate = Rates | float | PerClient | Decay | Callable[[Any], Any]  # what a user may give for step sizes
+GivenRates = Given[Rates, Rate]
+GivenOptionalRates = Given[Rates | None, Rate | None]

@@ -16,6 +16,7 @@ from rookery.federation.protocols import ServerStep, fulfils
 from rookery.federation.rates import Rates
 from rookery.federation.server_optimiser import ServerOptimiser, from_optax, is_traced
 from rookery.problems.base import Problem
+from rookery.structs import Given
 from rookery.vectors import Sequences
 
 
@@ -120,3 +121,6 @@ def server_field() -> Any:
     """A method's field `server`: an optimiser in the place of the server's plain step."""
     text = "The server's optimiser: none, sgd:LR:MOMENTUM, adam:LR, yogi:LR or adagrad:LR."
     return component(read=read_server, text=text, wrapped=wrap_server)
+
+
+GivenServer = Given[ServerStep, ServerStep | Mapping[str, ServerOptimiser] | None]

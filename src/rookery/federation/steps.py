@@ -99,6 +99,7 @@ class Epochs:
 
 
 Steps = int | FixedSteps | RandomSteps | Epochs
+"""How much a client works in a round: a number of steps, or a schedule of them."""
 
 
 def draw_steps(steps: Steps, index: jax.Array, key: jax.Array) -> jax.Array:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
-
-import optax
 
 from rookery.algorithms.aggitd import AggITD
 from rookery.algorithms.drift import ControlVariates
@@ -20,7 +19,8 @@ from rookery.algorithms.shrofbo import ShroFBO
 from rookery.algorithms.simfbo import SimFBO
 from rookery.experiments.experiment import Experiment
 from rookery.federation.rates import Rates
-from rookery.federation.server import PerSequence, ServerOptimiser
+from rookery.federation.server import PerSequence
+from rookery.federation.server_optimiser import from_optax
 from rookery.federation.steps import RandomSteps
 from rookery.reproduce.aggitd import options, task
 from rookery.reproduce.study import SIDE_BY_SIDE, Cell, Claim, Done, Search, Study, final, reached, summary
@@ -52,7 +52,7 @@ def _grid(make: Make, *further: tuple[float, ...], upper: tuple = UPPER, lower: 
 def _with_momentum(rates: Rates, steps: int, momentum: float) -> SimFBO:
     # The server takes the sum of the clients' steps for a gradient; over many rounds its steps are as long as without.
     servers = {
-        name: ServerOptimiser(optax.sgd, learning_rate=(1 - momentum) * rate, momentum=momentum)
+        name: from_optax("sgd", learning_rate=(1 - momentum) * rate, momentum=momentum)
         for name, rate in rates.entries().items()
     }
     return SimFBO(lr=rates, local_steps=steps, server=PerSequence(servers))
@@ -68,49 +68,53 @@ def _two_loops(method: Make, **further: Any) -> Make:
     return make
 
 
-# By name: the exchanges of a round, and the settings to choose from.
-METHODS: dict[str, tuple[int, tuple[Any, ...]]] = {
-    "SimFBO": (
-        1,
-        _grid(
-            lambda rates, steps, server: SimFBO(lr=rates, server_lr=rates.map(lambda r: server * r), local_steps=steps),
-            (0.5, 1.0),
-            upper=UPPER[1:],
-            lower=LOWER[:2],
+@cache
+def methods() -> dict[str, tuple[int, tuple[Any, ...]]]:
+    """By name: the exchanges of a round, and the settings to choose from. Needs optax, which the command does not."""
+    return {
+        "SimFBO": (
+            1,
+            _grid(
+                lambda rates, steps, server: SimFBO(
+                    lr=rates, server_lr=rates.map(lambda r: server * r), local_steps=steps
+                ),
+                (0.5, 1.0),
+                upper=UPPER[1:],
+                lower=LOWER[:2],
+            ),
         ),
-    ),
-    "SimFBO, control variates": (
-        1,
-        _grid(lambda rates, steps: SimFBO(lr=rates, local_steps=steps, drift=ControlVariates())),
-    ),
-    "SimFBO, server momentum": (1, _grid(_with_momentum, (0.5, 0.8), upper=UPPER[1:], lower=LOWER[:2])),
-    "ShroFBO, unequal steps": (
-        1,
-        _grid(lambda rates, steps: ShroFBO(lr=rates, local_steps=RandomSteps(1, 2 * steps - 1))),
-    ),
-    "FedBiO": (1, _grid(lambda rates, steps: FedBiO(lr=rates, local_steps=steps))),
-    "FedBiOAcc": (2, _grid(lambda rates, steps: FedBiOAcc(lr=rates, local_steps=steps, delta=4.6, offset=100.0))),
-    "FedMSA": (
-        2,
-        _grid(lambda rates, steps: FedMSA(lr=rates, local_steps=steps, momentum=0.5, local_clients=10), **SMALLER),
-    ),
-    "FBO-AggITD": (5, _grid(_two_loops(AggITD), **SMALLEST)),
-    "FedNest": (10, _grid(_two_loops(FedNest, neumann_terms=5), **SMALLEST)),
-    "LFedNest": (3, _grid(_two_loops(LFedNest, neumann_terms=5), **SMALLEST)),
-}
+        "SimFBO, control variates": (
+            1,
+            _grid(lambda rates, steps: SimFBO(lr=rates, local_steps=steps, drift=ControlVariates())),
+        ),
+        "SimFBO, server momentum": (1, _grid(_with_momentum, (0.5, 0.8), upper=UPPER[1:], lower=LOWER[:2])),
+        "ShroFBO, unequal steps": (
+            1,
+            _grid(lambda rates, steps: ShroFBO(lr=rates, local_steps=RandomSteps(1, 2 * steps - 1))),
+        ),
+        "FedBiO": (1, _grid(lambda rates, steps: FedBiO(lr=rates, local_steps=steps))),
+        "FedBiOAcc": (2, _grid(lambda rates, steps: FedBiOAcc(lr=rates, local_steps=steps, delta=4.6, offset=100.0))),
+        "FedMSA": (
+            2,
+            _grid(lambda rates, steps: FedMSA(lr=rates, local_steps=steps, momentum=0.5, local_clients=10), **SMALLER),
+        ),
+        "FBO-AggITD": (5, _grid(_two_loops(AggITD), **SMALLEST)),
+        "FedNest": (10, _grid(_two_loops(FedNest, neumann_terms=5), **SMALLEST)),
+        "LFedNest": (3, _grid(_two_loops(LFedNest, neumann_terms=5), **SMALLEST)),
+    }
 
 
 def cells(quick: bool) -> list[Cell]:
     """Every method, iid and with two label-sorted shards per client; in the small version three of them, iid."""
     found = []
     small = ("SimFBO", "FedBiO", "FBO-AggITD")
-    for setting, name in itertools.product(GOALS, METHODS):
+    for setting, name in itertools.product(GOALS, methods()):
         if not quick or (setting == "iid" and name in small):
-            exchanges, methods = METHODS[name]
+            exchanges, settings = methods()[name]
             rounds = (20 if quick else EXCHANGES) // exchanges
             chosen = options(setting, rounds, quick, BATCH, every=1)
-            search = Search(methods[:2], 10) if quick else Search(methods, TRIED)
-            experiment = Experiment("hyperrep", task(setting, quick), name, methods[0], chosen)
+            search = Search(settings[:2], 10) if quick else Search(settings, TRIED)
+            experiment = Experiment("hyperrep", task(setting, quick), name, settings[0], chosen)
             found.append(Cell(name, setting, experiment, search=search))
     return found
 
@@ -148,7 +152,7 @@ def _listed(numbers: tuple) -> str:
     return ", ".join(map(str, numbers))
 
 
-TRIALS = len(METHODS["FedBiO"][1])
+TRIALS = 36  # settings of each method
 
 FRONTIER = Study(
     name="frontier",
