@@ -137,7 +137,21 @@ def _changed(tree: ast.AST, site: _Site, put: ast.AST) -> ast.AST:
 Change = tuple[str, ast.AST]
 
 
+def _says_what_is_allowed(site: _Site) -> bool:
+    """Whether it is what a field or a class says of itself, but for defaults: no run shows it, tests of fields do."""
+    inside = [node for node in (*site.parents, site.node) if isinstance(node, (ast.Assign, ast.AnnAssign))]
+    if not inside or site.functions:
+        return False
+    if isinstance(inside[0], ast.Assign):  # biased, kinds, ...
+        return True
+    keywords = [node for node in site.parents if isinstance(node, ast.keyword)]
+    specifier = isinstance(site.node, ast.Call) and isinstance(site.parent, ast.AnnAssign)
+    return specifier or any(keyword.arg != "default" for keyword in keywords)
+
+
 def _changes(site: _Site) -> Iterator[Change]:
+    if _says_what_is_allowed(site):
+        return
     for operator in _OPERATORS:
         for put in operator(site):
             before = "it" if isinstance(site.node, ast.stmt) else _text(site.node)
@@ -304,12 +318,12 @@ def _fields(site: _Site) -> Iterator[ast.AST]:
         return
     owner = next(parent for parent in site.parents if isinstance(parent, ast.ClassDef))
     kinds = {
-        part.target.id: ast.unparse(part.annotation).split(" |")[0]
+        part.target.id: ast.unparse(part.annotation).split(" |")[0].replace("Optional", "")
         for part in owner.body
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
     }
     for name, kind in kinds.items():
-        if name != node.attr and kind in ("Rates", "float") and kind == kinds.get(node.attr):  # type: ignore[attr-defined]
+        if name != node.attr and kind in ("Rates", "GivenRates", "float") and kind == kinds.get(node.attr):  # type: ignore[attr-defined]
             yield _with(node, attr=name)
 
 

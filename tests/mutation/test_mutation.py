@@ -75,6 +75,7 @@ _STEP = (
     "0) | "
 )
 _TERM = "Neumann.fields.term | fresh = client.sample(jax.random.fold_in(key, k + 1), only='lower') | "
+_HYPER = "TwoLoop.hypergradient | return client.upper_grad_x(x, y, s) - client.cross(x, y, p, s) | "
 _SOLVED = "what is solved by then; test_local_and_msa.py looks at what follows"
 SURVIVORS: dict[str, dict[str, str]] = {
     "estimators": {
@@ -97,8 +98,8 @@ SURVIVORS: dict[str, dict[str, str]] = {
     "drift": {
         "Duals | a: Any = amount(default=1.0) | 1.0 -> 0.0": "a default, which the references give themselves",
         "Duals | a: Any = amount(default=1.0) | 1.0 -> 2.0": "a default, which the references give themselves",
-        "Duals | gamma: Rates = rates(default=Rates(1.0)) | 1.0 -> 0.0": "a default, which the references give themselves",
-        "Duals | gamma: Rates = rates(default=Rates(1.0)) | 1.0 -> 2.0": "a default, which the references give themselves",
+        "Duals | gamma: GivenRates = rates(default=Rates(1.0)) | 1.0 -> 0.0": "a default, which the references give themselves",
+        "Duals | gamma: GivenRates = rates(default=Rates(1.0)) | 1.0 -> 2.0": "a default, which the references give themselves",
     },
     "aggitd": {
         _NEXT + "old -> new": "before Q z and the product are 0",
@@ -115,9 +116,6 @@ SURVIVORS: dict[str, dict[str, str]] = {
         "FedVRAU.alternate.own_step | return client.project_local(z_i.replace(y=y)) | z_i -> z": "x has not moved yet",
         "FedVRAU.alternate.own_step | return z_i.replace(y=Vector(self.client_set.project(y.tree))) | z_i -> z": (
             "x has not moved yet"
-        ),
-        "FedVRAU.round | return state.next(z=z.replace(x=Vector(self.server_set.project(z.x.tree))), u=u) | z -> state.z": (
-            "x is all there is"
         ),
     },
     "vrlsgd": {
@@ -155,6 +153,10 @@ SURVIVORS: dict[str, dict[str, str]] = {
         "descend | z_i, q, norm = client.loop(work, step, (client.enter(z), z.zeros(), norm), key) | key -> client.key": (
             "only FedPD gives a key; test_family.py looks at its samples"
         ),
+    },
+    "rounds": {
+        _HYPER + "s -> client.sample(client.key)": "the same key is the same sample",
+        _HYPER + "s -> client.sample(client.key) [2]": "the same key is the same sample",
     },
     "lfednest": {
         _FACTOR + "t + 1 -> t": "every factor still has a key of its own",
