@@ -70,11 +70,22 @@ def test_make_commands_exist(command):
     subprocess.run(["make", "--dry-run", target[1]], cwd=ROOT, check=True, capture_output=True)
 
 
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_use_what_users_have(example):
+    """Everything that an example uses of the library is in `rk.`"""
+    imported = re.findall(r"^\s*(?:from|import) (rookery\S*)", example.read_text(), re.MULTILINE)
+    assert imported == ["rookery"], imported
+
+
 def test_the_demo_runs(tmp_path, capsys):
     demo = runpy.run_path(str(ROOT / "examples" / "demo.py"))
-    plot = demo["main"](rounds=10, root=tmp_path)
+    plot = demo["main"](exchanges=10, out=tmp_path / "demo")
     assert plot.is_file() and str(plot) in capsys.readouterr().out
-    assert (plot.parent / "simfbo" / "history.csv").is_file() and (plot.parent / "fedbioacc" / "plot.png").is_file()
+    folder = plot.parent
+    assert (folder / "simfbo-seed0" / "history.csv").is_file() and (folder / "fedbioacc-seed0" / "plot.png").is_file()
 
 
 def test_links_lead_somewhere():

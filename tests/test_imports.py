@@ -24,11 +24,11 @@ ALLOWED = {
     "data": {"errors", "vectors"},
     "problems": {"errors", "vectors", "data"},
     "federation": {"errors", "memory", "structs", "vectors", "data", "problems"},
-    "algorithms": {"errors", "own_code", "vectors", "problems", "federation"},
+    "algorithms": {"errors", "own_code", "structs", "vectors", "problems", "federation"},
     "engines": {"errors", "vectors", "data", "problems", "federation"},
     "tasks": {"errors", "memory", "vectors", "metric", "own_code", "data", "problems"},
     "runs": {"errors", "own_code", "memory", "vectors", "metric", "data", "problems", "federation", "engines", "version"},
-    "experiments": {"errors", "own_code", "data", "problems", "federation", "algorithms", "runs", "tasks"},
+    "experiments": {"errors", "own_code", "metric", "data", "problems", "federation", "algorithms", "runs", "tasks"},
     "reproduce": {
         "errors", "vectors", "metric", "data", "problems", "federation", "algorithms", "runs", "tasks", "experiments",
         "version",

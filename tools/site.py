@@ -28,9 +28,14 @@ REFERENCE = {
         "Running",
         ("rookery.runs", "rookery.experiments", "rookery.engines", "rookery.errors", "rookery.metric"),
     ),
+    "tasks": ("Tasks", ("rookery.tasks",)),
     "contracts": ("Writing methods", ("rookery.federation", "rookery.vectors", "rookery.structs")),
 }
-MODULES = {"data": "rookery.data", "problems": "rookery.exact"}  # whose own names go on that page as well
+MODULES = {
+    "data": "rookery.data",
+    "problems": "rookery.problems.exact",
+    "tasks": "rookery.tasks",
+}  # with names of their own
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -66,7 +71,7 @@ def reference() -> dict[str, str]:
         left = {name: value for name, value in left.items() if name not in own}
         names = [f"rookery.{name}" for name, value in own.items() if not inspect.ismodule(value)]
         if page in MODULES:
-            module = importlib.import_module("rookery.problems.exact" if page == "problems" else MODULES[page])
+            module = importlib.import_module(MODULES[page])
             others = [name for name in module.__all__ if not name.isupper() and name not in rookery.__all__]
             own |= {f"{page}.{name}": getattr(module, name) for name in others}
             names += [f"{module.__name__}.{name}" for name in others]

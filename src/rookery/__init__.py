@@ -6,6 +6,7 @@ problem. `import rookery as rk` gives everything on this page; the command line 
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from rookery import data
@@ -64,7 +65,11 @@ from rookery.vectors import Sequences, Vector
 from rookery.version import __version__
 
 if TYPE_CHECKING:
+    from rookery import tasks
+    from rookery.experiments.api import compare, tune
+    from rookery.experiments.compare import Comparison
     from rookery.experiments.experiment import resume
+    from rookery.experiments.tune import Tuning
 
 __all__ = [
     "IID",
@@ -83,6 +88,7 @@ __all__ = [
     "Client",
     "Clients",
     "Cohort",
+    "Comparison",
     "Compositional",
     "ConjugateGradient",
     "ControlVariates",
@@ -149,6 +155,7 @@ __all__ = [
     "StorageError",
     "Table",
     "Tracked",
+    "Tuning",
     "Uniform",
     "Vector",
     "Weighted",
@@ -157,6 +164,7 @@ __all__ = [
     "amount",
     "check",
     "choice",
+    "compare",
     "component",
     "count",
     "data",
@@ -175,13 +183,24 @@ __all__ = [
     "steps",
     "struct",
     "sweep",
+    "tasks",
+    "tune",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """`rk.resume` knows tasks, which are loaded when it is asked for."""
-    if name == "resume":
-        from rookery.experiments.experiment import resume
+# What knows tasks, which are loaded when it is asked for: name -> module.
+_LATER = {
+    "Comparison": "rookery.experiments.compare",
+    "Tuning": "rookery.experiments.tune",
+    "compare": "rookery.experiments.api",
+    "resume": "rookery.experiments.experiment",
+    "tasks": "rookery.tasks",
+    "tune": "rookery.experiments.api",
+}
 
-        return resume
-    raise AttributeError(f"module 'rookery' has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'rookery' has no attribute {name!r}")
+    module = importlib.import_module(_LATER[name])
+    return module if name == "tasks" else getattr(module, name)

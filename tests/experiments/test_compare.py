@@ -11,14 +11,15 @@ import pytest
 
 import rookery as rk
 from rookery.cli import main
-from rookery.experiments.compare import Comparison, compare, run_cell
+from rookery.experiments.compare import Budget, Comparison, compare_in_folder, run_cell
 from rookery.experiments.experiment import Experiment, Options
-from rookery.experiments.tune import Tuning, candidates, choose, probe, settings, tune
+from rookery.experiments.tune import Cost, Grid, Tuning, choose, probe, settings, tune
 from rookery.runs.table import Table
 from rookery.tasks import base
 from rookery.tasks.hyperrep import HyperRep
 
 FEW = Options(clients=10, cohort=3)
+EIGHT = Budget("exchanges", 8)
 
 
 def of(method, name="simfbo"):
@@ -66,41 +67,91 @@ def test_a_probe_measures_a_round_that_is_not_the_first(tmp_path):
 
 
 def test_candidates_scale_the_rates():
-    methods, shown, far = candidates(SIMFBO.method)
-    assert far.index(0.0) == 7 and methods[7].lr["x"] == 0.2
-    assert len(methods) == 12 and pytest.approx(shown[0]) == {"lr.x": 0.2 / 9, "lr.y": 0.2 / 3, "lr.v": 0.2 / 3}
-    assert all(method.lr["y"] == method.lr["v"] for method in methods)
-    alone, _, _ = candidates(rk.FedAvg(lr=rk.Rates(x=0.1)))
-    assert len({method.lr["x"] for method in alone}) == 12 == len(alone)
-    own, shown, _ = candidates(rk.FedVRAU(lr=rk.Rates(x=0.1), client_lr=3.0))
-    assert {method.client_lr for method in own} == {1.0, 3.0, 9.0} and shown[0]["lr.client"] == 1.0
+    grid = Grid.of(SIMFBO.method)
+    places = grid.places()
+    assert list(grid.dimensions) == ["lr.x", "the other rates"] and len(places) == 12
+    assert grid.method((0.0, 0.0)).lr["x"] == 0.2 and (0.0, 0.0) in places
+    assert pytest.approx(grid.numbers(places[0])) == {"lr.x": 0.2 / 9, "lr.y": 0.2 / 3, "lr.v": 0.2 / 3}
+    assert all(method.lr["y"] == method.lr["v"] for method in map(grid.method, places))
+    alone = Grid.of(rk.FedAvg(lr=rk.Rates(x=0.1)))
+    found = sorted(alone.method(place).lr["x"] for place in alone.places())
+    assert len(found) == 12 and found[0] == pytest.approx(0.1 / 32) and found[-1] == pytest.approx(1.6)
+    own = Grid.of(rk.FedVRAU(lr=rk.Rates(x=0.1), client_lr=3.0))
+    assert {round(own.method(place).client_lr, 9) for place in own.places()} == {1.0, 3.0, 9.0}
     with pytest.raises(rk.InputError, match="tune: SimFBO has rates that are no numbers"):
-        candidates(rk.SimFBO(lr=rk.Rates(lambda round: 0.1)))
+        Grid.of(rk.SimFBO(lr=rk.Rates(lambda round: 0.1)))
+
+
+def test_what_a_field_marks_as_a_scale_is_tuned():
+    nested = Grid.of(rk.FedNest(lr=rk.Rates(x=0.1, y=0.1), neumann_step=0.3))
+    assert list(nested.dimensions) == ["lr.x", "lr.y", "neumann_step"] and len(nested.places()) == 12
+    assert nested.method((0.0, 1.0, -1.0)).neumann_step == pytest.approx(0.1)
+    own = Grid.of(rk.FedBiOLocal(lr=rk.Rates(x=0.1, y=0.1), hypergradient=rk.Neumann(5, 0.2)))
+    assert list(own.dimensions)[-1] == "hypergradient.step"
+    assert own.method((0.0, 0.0, 1.0)).hypergradient.step == pytest.approx(0.6)
+
+
+class Valley:
+    """A subject whose best is far from where its grid begins."""
+
+    method_name, method, options = "valley", rk.SimFBO(lr=rk.Rates(x=1.0, y=1.0)), FEW
+
+    def assemble(self, tuning=False):
+        exact = rk.exact.QuadraticBilevel.random(clients=2, dims=(1, 1), seed=0)
+        return base.Assembly(exact.problem, exact.clients, 0.0, main_metric="loss", falling=True)
+
+    def arguments(self, assembly):
+        return {"problem": assembly.problem, "clients": assembly.clients, "x": np.zeros(1), "y": np.zeros(1)}
+
+
+@pytest.mark.parametrize(("depth", "found"), [(4, True), (40, False)])
+def test_a_grid_is_widened_until_its_best_is_inside(monkeypatch, depth, found):
+    budget = 9 * 12 * 4
+    power = lambda method, name: math.log(method.lr[name]) / math.log(3)
+
+    def tried(experiment, assembly, methods, rounds, every):
+        depths = [(power(m, "x") - depth) ** 2 + (power(m, "y") + 3) ** 2 for m in methods]
+        ledger = lambda: type("Ledger", (), {"gradients": rounds})()
+        return [
+            type("Result", (), {"history": Table([{"loss": depth}]), "status": "done", "ledger": ledger()})()
+            for depth in depths
+        ]
+
+    monkeypatch.setattr("rookery.experiments.tune._try", tried)
+    monkeypatch.setattr("rookery.experiments.tune.probe", lambda *_, **__: Cost(1, 1, 1))
+    said = []
+    best = tune(Valley(), budget, said.append)
+    assert best.gradients <= budget
+    if found:
+        assert (round(power(best.method, "x")), round(power(best.method, "y"))) == (4, -3) and not best.edges
+        assert any("the best is on the edge in lr.x, which is widened" in text for text in said)
+    else:
+        assert best.edges and "the budget ended with the best at the edge of what was tried in lr.x" in said[-1]
 
 
 def test_tuning_spends_the_budget_and_takes_the_best():
-    found = tune(SIMFBO, budget=15 * 72)
-    assert found.gradients == 15 * 72
-    stages = [sum(row["stage"] == stage for row in found.table.rows) for stage in (1, 2, 3)]
+    found = tune(SIMFBO, budget=3 * 15 * 36)
+    assert 15 * 36 <= found.gradients <= 3 * 15 * 36
+    stages = [sum(row["stage"] == stage for row in found.table.rows) for stage in "123"]
     assert stages == [12, 4, 2]
-    last = [row for row in found.table.rows if row["stage"] == 3]
-    best = max(last, key=lambda row: row["accuracy"])
+    rounds = max(row["rounds"] for row in found.table.rows)
+    best = max((row for row in found.table.rows if row["rounds"] == rounds), key=lambda row: row["accuracy"])
     assert found.method.lr["x"] == best["lr.x"] and found.method.lr["v"] == best["lr.v"]
     with pytest.raises(rk.InputError, match="tune budget: 100 gradient evaluations were given for simfbo, whose round"):
         tune(SIMFBO, budget=100)
 
 
 def test_tuning_never_sees_the_test_set(monkeypatch):
-    honest = tune(SIMFBO, budget=15 * 72)
+    honest = tune(SIMFBO, budget=3 * 15 * 36)
     monkeypatch.setattr("rookery.tasks.hyperrep.find_dataset", without_test_set)
-    assert tune(SIMFBO, budget=15 * 72).table.rows == honest.table.rows
+    assert tune(SIMFBO, budget=3 * 15 * 36).table.rows == honest.table.rows
 
 
 @pytest.mark.filterwarnings("ignore:the run diverged")
 def test_when_every_candidate_diverges_it_is_said():
     wild = dataclasses.replace(SIMFBO, method=rk.SimFBO(lr=rk.Rates(1e30)))
     with pytest.raises(rk.InputError, match="tune: every candidate of simfbo diverged"):
-        tune(wild, budget=15 * 200)
+        tune(wild, budget=3 * 15 * 100)
 
 
 def test_a_choice_is_of_the_setting_that_is_best_all_along():
@@ -150,21 +201,18 @@ def test_settings_are_named_where_they_are_not_the_usual_ones():
 
 def test_a_comparison_is_gone_on_with(tmp_path):
     calls = []
-    outcome = compare({"a": SIMFBO, "b": FEDBIOACC}, tmp_path, exchanges=8, seeds=2, target=0.2)
+    outcome = compare_in_folder({"a": SIMFBO, "b": FEDBIOACC}, tmp_path, budget=EIGHT, seeds=2, target=0.2)
     assert sorted(path.name for path in outcome.folders) == ["a-seed0", "a-seed1", "b-seed0", "b-seed1"]
-    assert outcome.comparison.common("exchanges") >= 8
-    assert [h["exchanges"][-1] for h in outcome.comparison.histories["b"]] == [8, 8]
-    again = compare(
-        {"a": SIMFBO, "b": FEDBIOACC}, tmp_path, exchanges=8, seeds=2, target=0.2,
+    assert outcome.common("exchanges") >= 8
+    assert [h["exchanges"][-1] for h in outcome.histories["b"]] == [8, 8]
+    again = compare_in_folder(
+        {"a": SIMFBO, "b": FEDBIOACC}, tmp_path, budget=EIGHT, seeds=2, target=0.2,
         callbacks=lambda folder: [lambda round, row: calls.append(round)],
     )  # fmt: skip
-    assert (
-        not calls
-        and again.comparison.table().rows[0]["final accuracy"] == outcome.comparison.table().rows[0]["final accuracy"]
-    )
+    assert not calls and again.table().rows[0]["final accuracy"] == outcome.table().rows[0]["final accuracy"]
     other = dataclasses.replace(SIMFBO, options=dataclasses.replace(FEW, partition="shards:2"))
     with pytest.raises(rk.InputError, match=r"out: .*a-seed0' holds a run with another partition; give another folder"):
-        compare({"a": other}, tmp_path, exchanges=8, seeds=1)
+        compare_in_folder({"a": other}, tmp_path, budget=EIGHT, seeds=1)
 
 
 def test_cells_of_another_length_are_refused(tmp_path):
@@ -196,9 +244,9 @@ def test_the_command_compares_tunes_and_writes(tmp_path, capsys):
 @pytest.mark.filterwarnings("ignore:the run diverged")
 def test_a_run_that_diverges_spoils_no_comparison(tmp_path):
     wild = of(rk.SimFBO(lr=rk.Rates(1e30)), "wild")
-    outcome = compare({"a": SIMFBO, "wild": wild}, tmp_path, exchanges=8, seeds=1)
-    a, b = outcome.comparison.table().rows
-    assert (a["diverged"], b["diverged"]) == (0, 1) and outcome.comparison.common("exchanges") == 8
+    outcome = compare_in_folder({"a": SIMFBO, "wild": wild}, tmp_path, budget=EIGHT, seeds=1)
+    a, b = outcome.table().rows
+    assert (a["diverged"], b["diverged"]) == (0, 1) and outcome.common("exchanges") == 8
     assert math.isnan(b["final accuracy"]) and not math.isnan(a["at equal exchanges"])
 
 
@@ -207,7 +255,7 @@ def test_ties_go_to_the_loss_and_then_to_the_methods_own_rates(monkeypatch):
         def assemble(self, *arguments, **named):
             return dataclasses.replace(super().assemble(*arguments, **named), metrics=lambda z: {"accuracy": 0.5})
 
-    found = tune(dataclasses.replace(SIMFBO, task=Same(hidden=4)), budget=15 * 72)
+    found = tune(dataclasses.replace(SIMFBO, task=Same(hidden=4)), budget=3 * 15 * 36)
     assert found.method.lr["x"] == 0.2 and found.method.lr["y"] == 0.2
     with pytest.raises(rk.InputError, match="tune budget: nan was given; a positive number"):
         tune(SIMFBO, budget=math.nan)

@@ -160,6 +160,7 @@ SURVIVORS: dict[str, dict[str, str]] = {
     },
     "lfednest": {
         _FACTOR + "t + 1 -> t": "every factor still has a key of its own",
+        _FACTOR + "t + 1 -> t - 1": "every factor still has a key of its own",
         _FACTOR + "1 -> 2": "every factor still has a key of its own",
         _FACTOR + "1 -> 0": "the same as t",
     },

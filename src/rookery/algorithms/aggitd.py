@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from rookery.algorithms.rounds import SOLVERS, TwoLoop
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
-from rookery.federation.fields import choice, count, rates, steps
+from rookery.federation.fields import choice, count, number, rates, steps
 from rookery.federation.method import State, Steps, method, static
 from rookery.federation.rates import GivenRates
 from rookery.vectors import Vector
@@ -46,7 +46,7 @@ class AggITD(TwoLoop):
     """
 
     lr: GivenRates = rates()
-    neumann_step: float = 0.01
+    neumann_step: float = number(default=0.01, scale=True)
     lower_rounds: int = count(default=1)
     lower_steps: Steps = steps(default=1, epochs=False)
     upper_steps: Steps = steps(default=1, epochs=False)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.codec import part
-from rookery.federation.fields import count
+from rookery.federation.fields import count, number
 from rookery.federation.method import struct
 from rookery.federation.protocols import Estimator, fulfils
 from rookery.vectors import Sequences, Vector
@@ -43,7 +43,7 @@ class Neumann:
     """
 
     terms: int = count(default=10)
-    step: float = 0.1
+    step: float = number(default=0.1, scale=True)
 
     @property
     def moves(self) -> tuple[str, ...]:

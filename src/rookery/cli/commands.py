@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,12 +17,12 @@ from rookery.cli.show import show_comparison, show_counts, show_results, show_st
 from rookery.data.catalogue import load
 from rookery.data.partitions import class_counts, parse
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError
+from rookery.experiments import api
 from rookery.experiments import compare as comparing
 from rookery.experiments.experiment import (
     CommonOptions,
     Experiment,
     Options,
-    decisive,
     has_ended,
     launch,
     read_config,
@@ -34,7 +33,6 @@ from rookery.own_code import file_and_class, full_name, short_name
 from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
 from rookery.runs.check import check as check_method
-from rookery.runs.files import hold, read_json, write_text
 from rookery.runs.folder import make_folder
 from rookery.runs.plot import plot_counts
 from rookery.runs.progress import Bars
@@ -147,14 +145,18 @@ class CompareOptions(CommonOptions):
     """A value of the task's main metric: what it costs to reach it is shown. Runs do not end there."""
     every: int | None = None
     """Rounds between two evaluations; by default about 100 evaluations in all."""
-    exchanges: int = 200
-    """Exchanges that every method is given."""
+    exchanges: int | None = None
+    """Exchanges that every method is given; by default 200."""
+    megabytes: float | None = None
+    """Megabytes, both ways and over all clients, that every method is given instead."""
+    gradients: float | None = None
+    """Gradient evaluations, over all clients, that every method is given instead."""
     seeds: int = 3
     """How many seeds, from --seed on; each draws its own partition, initial values and run."""
     tune: bool = False
     """Search each method's step sizes first, on validation data, with the same number of gradient evaluations."""
     tune_budget: float | None = None
-    """Gradient evaluations to tune each method with; by default as many as three runs of the most expensive one."""
+    """Gradient evaluations to tune each method with; by default as many as nine runs of the most expensive one."""
     out: Path | None = None
     """Folder for the results; by default a new one under runs/. One with the same comparison is gone on with."""
 
@@ -178,70 +180,34 @@ def compare(arguments: list[str], console: Console) -> int:
         if label in experiments:
             raise InputError(f"compare: {label} was given twice; give classes of different names")
         experiments[label] = Experiment(task_name, filled.task, label, method, Options(**shared))
-    comparing.check(options.exchanges, options.seeds, options.tune_budget)
-    budget = options.tune_budget if options.tune_budget is not None else (0.0 if options.tune else None)
-    asked = {"methods": labels, "exchanges": options.exchanges, "seeds": options.seeds, "tune_budget": budget}
-    asked |= {"task": task_name, "task_options": dataclasses.asdict(filled.task), **shared, "target": None}
+    tuned = options.tune_budget if options.tune_budget is not None else (0.0 if options.tune else None)
+    budget = comparing.Budget.of(options.exchanges, options.megabytes, options.gradients)
+    comparing.check(options.seeds, tuned)
     folder = options.out or make_folder(f"compare_{Path(task_name).stem}")
     say = lambda text: console.print(text, markup=False, soft_wrap=True)
-    with _comparison_folder(folder, decisive(asked)), _sentences(console), Bars(console) as bars:
+    asked = api.asked_of(experiments, budget, options.seeds, tuned)
+    with api.comparison_folder(folder, asked, labels), _sentences(console), Bars(console) as bars:
         try:
-            outcome = comparing.compare(
+            found = comparing.compare_in_folder(
                 experiments,
                 folder,
-                exchanges=options.exchanges,
+                budget=budget,
                 seeds=options.seeds,
                 target=options.target,
-                tune_budget=budget,
-                callbacks=bars.race(options.exchanges),
+                tune_budget=tuned,
+                callbacks=lambda place: [bars.add(place.name, budget.amount, budget.axis)],
                 say=say,
             )
         except KeyboardInterrupt:
             say(f"interrupted; the same command with --out {folder} goes on")
             return 130
-    for label, tuning in outcome.tunings.items():
+    for label, tuning in found.tunings.items():
         show_tuning(console, label, tuning.table, tuning.gradients)
-    show_comparison(console, outcome.comparison)
-    outcome.comparison.table().to_csv(folder / "comparison.csv")
-    outcome.comparison.plot(folder / "comparison.png", title=f"{Path(task_name).stem}, {options.partition}")
-    write_report(outcome.folders, folder / "report.html", title=f"{Path(task_name).stem}: {', '.join(labels)}")
+    show_comparison(console, found)
+    stem = Path(task_name).stem
+    api.write_comparison(found, folder, f"{stem}, {options.partition}", f"{stem}: {', '.join(labels)}")
     say(f"\nresults in {folder}: comparison.csv, comparison.png, report.html, and a folder for every run")
     return 0
-
-
-@contextlib.contextmanager
-def _comparison_folder(folder: Path, asked: dict[str, Any]) -> Iterator[None]:
-    """Holds the folder of a comparison. That of another one, whose table would be overwritten, is refused; and one that
-    is refused before it has begun leaves nothing."""
-    path, there = folder / "compare.json", folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"out: {str(folder)!r} cannot be written: {error.strerror}") from error
-    try:
-        with hold(folder, "out"):
-            known = path.is_file()
-            _same_comparison(path, asked)
-            try:
-                yield
-            except BaseException:
-                if not known and not any(child.is_dir() for child in folder.iterdir()):
-                    path.unlink(missing_ok=True)
-                raise
-    finally:
-        if not there and not any(folder.iterdir()):
-            folder.rmdir()
-
-
-def _same_comparison(path: Path, asked: dict[str, Any]) -> None:
-    """Refuses what another comparison was asked; writes what this one is, where there is none."""
-    if not path.is_file():
-        write_text(path, json.dumps(asked, indent=1))
-        return
-    kept = read_json(path, "out", "; give another folder")
-    if different := [name for name in asked if kept.get(name) != asked[name]]:
-        shown = different[0].replace("_", " ")
-        raise InputError(f"out: {str(path.parent)!r} holds a comparison with other {shown}; give another folder")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -111,8 +111,7 @@ _FORMS = {"exchanges": ".0f", "megabytes": ".2f", "seconds": ".2f"}
 
 def show_tuning(console: Console, label: str, table: Table, gradients: int) -> None:
     """The grid that a method was tuned on, stage by stage, best last stage first."""
-    rates = [name for name in table.columns if name.startswith("lr.")]
-    metric = table.columns[-1]
+    *rates, metric = (name for name in table.columns if name not in ("method", "stage", "rounds"))
     console.print(f"\n{label}: tuned on validation data with {gradients} gradient evaluations", markup=False)
     shown = _table("stage", "rounds", *rates, metric, left=0)
     for row in table.rows:

@@ -8,14 +8,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rookery.errors import InputError
 from rookery.experiments.experiment import CONFIG, Callback, Experiment, decisive, launch, read_config, resume_folder
-from rookery.experiments.tune import HALVING, Cost, Tuning, probe, tune
+from rookery.experiments.subject import Subject
+from rookery.experiments.tune import HALVING, PARTS, Cost, Tuning, probe, tune
+from rookery.federation.steps import is_count
 from rookery.runs.files import read_json, slug, undamaged, write_text
+from rookery.runs.result import Result
 from rookery.runs.table import Table
 
 # What methods are compared by: a column of the history (bytes go both ways), its name, and what one unit is.
@@ -44,6 +47,8 @@ class Comparison:
     histories: Mapping[str, Sequence[Table]]
     target: float | None = None
     diverged: Mapping[str, Sequence[bool]] = field(default_factory=dict)  # which runs, by method
+    tunings: Mapping[str, Tuning] = field(default_factory=dict)  # what tuning found, by method
+    folders: Sequence[Path] = ()  # of the runs, where they were kept
 
     def spent_to_target(self, history: Table, axis: str) -> float:
         """What a run had cost when it first reached the target; NaN: it never did."""
@@ -104,83 +109,144 @@ class Comparison:
         panels = {axis: {name: self.curves(name, axis) for name in self.histories} for axis in EQUAL}
         return plot_panels(panels, self.metric, path, title=title, target=self.target)
 
+    def report(self, path: str | Path, title: str | None = None) -> Path:
+        """One page of all runs, which must have been kept in folders."""
+        from rookery.runs.report import write_report
+
+        if not self.folders:
+            raise InputError("report: the runs of this comparison were not kept; give rk.compare a folder with out=")
+        return write_report(self.folders, path, title)
+
+    def __repr__(self) -> str:
+        """The table in short: the metric in the end, and where all have spent the same."""
+        amounts = [f"at {self.common(axis):.4g} {axis}" for axis in EQUAL]
+        lines = [["method", f"final {self.metric}", *amounts]]
+        for row in self.table().rows:
+            spread = (lambda name: f" ± {row[f'{name} spread']:.2g}") if row["seeds"] > 1 else (lambda name: "")
+            names = [f"final {self.metric}", *(f"at equal {axis}" for axis in EQUAL)]
+            lines.append([row["method"], *(f"{row[name]:.4g}{spread(name)}" for name in names)])
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+
 
 def _add(row: dict[str, Any], name: str, values: np.ndarray) -> None:
     row[name] = float(values.mean()) if values.size else math.nan
     row[f"{name} spread"] = float(values.std()) if values.size else math.nan
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A comparison that has been run: what it shows, what tuning found, and the runs' folders."""
+class Budget(NamedTuple):
+    """What every method is given: an amount of one of EQUAL."""
 
-    comparison: Comparison
-    tunings: Mapping[str, Tuning]
-    folders: Sequence[Path]
+    axis: str
+    amount: float
+
+    @classmethod
+    def of(cls, exchanges: float | None, megabytes: float | None, gradients: float | None) -> Budget:
+        """The one that was given; 200 exchanges where none was."""
+        given = {"exchanges": exchanges, "megabytes": megabytes, "gradients": gradients}
+        given = {axis: amount for axis, amount in given.items() if amount is not None}
+        if len(given) > 1:
+            raise InputError(f"{', '.join(given)}: all were given; methods are given the same of one of them")
+        ((axis, amount),) = given.items() or (("exchanges", 200.0),)
+        if not 0 < amount < math.inf or (axis != "megabytes" and amount < 1):
+            raise InputError(f"{axis}: {amount} was given; a positive number{'' if axis == 'megabytes' else ' from 1'}")
+        return cls(axis, amount)
+
+    def rounds(self, cost: Cost) -> int:
+        """The rounds of a method that it pays for, one at least."""
+        return max(1, math.ceil(self.amount / getattr(cost, self.axis) - 1e-9))
 
 
-def compare(
-    experiments: Mapping[str, Experiment],
-    folder: Path,
+Kept = Callable[[Subject, str], Any]  # runs a subject under a label, or gives what it gave before
+
+
+def compare_subjects(
+    subjects: Mapping[str, Subject],
+    run_one: Kept,
     *,
-    exchanges: int = 200,
+    budget: Budget,
     seeds: int = 3,
     target: float | None = None,
     tune_budget: float | None = None,
-    callbacks: Callable[[Path], Iterable[Callback]] | None = None,
+    tune_one: Callable[[Subject, float], Tuning] | None = None,
     say: Callable[[str], Any] = lambda text: None,
-) -> Outcome:
-    """Runs every experiment with every seed, all for one number of exchanges; a run that is done is not run again.
+) -> Comparison:
+    """Runs every subject with every seed, all for one budget.
 
     Args:
-      experiments: by label; all of one task. Their rounds are set so that they take `exchanges`.
-      folder: where the runs' folders go; one that holds runs of the same comparison is gone on with.
-      seeds: how many: s, s + 1, ... from the seed of the options; each draws its own partition and initial values.
+      subjects: by label; their rounds and seeds are set here.
+      run_one: runs one, by its label with the seed; gives its result.
+      seeds: how many: s, s + 1, ... from the seed of the options.
       target: a value of the main metric whose cost is of interest; runs do not end there.
-      tune_budget: gradient evaluations to tune each method's step sizes with, on validation data; 0: as many as three
-        runs of the most expensive method; None: no tuning.
-      callbacks: as `launch` takes them.
+      tune_budget: gradient evaluations to tune each method with; 0: as many as nine runs of the most expensive method;
+        None: no tuning.
+      tune_one: tunes one; None: anew.
       say: called with a sentence about what is done.
     """
-    if not experiments:
-        raise InputError("methods: none was given; at least one is needed")
-    check(exchanges, seeds, tune_budget)
-    costs = {label: probe(experiment) for label, experiment in experiments.items()}
-    rounds = {label: max(1, math.ceil(exchanges / each.exchanges)) for label, each in costs.items()}
-    tunings = _tune_all(experiments, costs, rounds, tune_budget, folder, say)
+    check(seeds, tune_budget)
+    costs = {label: probe(subject) for label, subject in subjects.items()}
+    rounds = {label: budget.rounds(cost) for label, cost in costs.items()}
+    tunings = _tune_all(
+        subjects, costs, rounds, tune_budget, tune_one or (lambda one, amount: tune(one, amount, say)), say
+    )
     histories: dict[str, list[Table]] = {}
     diverged: dict[str, list[bool]] = {}
-    folders = []
-    for label, experiment in experiments.items():
-        method = tunings[label].method if label in tunings else experiment.method
+    for label, subject in subjects.items():
+        method = tunings[label].method if label in tunings else subject.method
         for number in range(seeds):
             options = dataclasses.replace(
-                experiment.options,
+                subject.options,
                 rounds=rounds[label],
-                every=experiment.options.every or max(1, rounds[label] // 100),
-                seed=experiment.options.seed + number,
+                every=subject.options.every or max(1, rounds[label] // 100),
+                seed=subject.options.seed + number,
                 target=None,
             )
-            cell = dataclasses.replace(experiment, method=method, options=options)
-            place = folder / f"{slug(label)}-seed{options.seed}"
-            result = run_cell(cell, place, callbacks)
+            one: Any = dataclasses.replace(subject, method=method, options=options)  # type: ignore[type-var]
+            result = run_one(one, run_label(label, options.seed))
             if result.status == "interrupted":
                 raise KeyboardInterrupt
             if result.status == "diverged":
                 say(f"{label}, seed {options.seed}: the run diverged; {result.divergence}")
             histories.setdefault(label, []).append(result.history)
             diverged.setdefault(label, []).append(result.status == "diverged")
-            folders.append(place)
-    assembly = next(iter(experiments.values())).assemble()
-    comparison = Comparison(assembly.main_metric, assembly.falling, histories, target, diverged)
-    return Outcome(comparison, tunings, folders)
+    assembly = next(iter(subjects.values())).assemble()
+    return Comparison(assembly.main_metric, assembly.falling, histories, target, diverged, tunings)
 
 
-def check(exchanges: int, seeds: int, tune_budget: float | None) -> None:
+def run_label(label: str, seed: int) -> str:
+    """What a run of a comparison is called."""
+    return f"{slug(label)}-seed{seed}"
+
+
+def compare_in_folder(
+    experiments: Mapping[str, Experiment],
+    folder: Path,
+    *,
+    budget: Budget,
+    callbacks: Callable[[Path], Iterable[Callback]] | None = None,
+    say: Callable[[str], Any] = lambda text: None,
+    **options: Any,
+) -> Comparison:
+    """The experiments of a task compared in a folder: a run that is done is not run again, nor tuned again."""
+    folders: list[Path] = []
+
+    def run_one(experiment: Any, label: str) -> Result:
+        folders.append(folder / label)
+        return run_cell(experiment, folder / label, callbacks)
+
+    def tune_one(experiment: Any, amount: float) -> Tuning:
+        path = folder / "tuning" / f"{slug(labels[experiment.method_name])}.json"
+        return _tune_once(experiment, amount, path, say)
+
+    labels = {experiment.method_name: label for label, experiment in experiments.items()}
+    found = compare_subjects(experiments, run_one, budget=budget, tune_one=tune_one, say=say, **options)
+    return dataclasses.replace(found, folders=tuple(folders))
+
+
+def check(seeds: int, tune_budget: float | None) -> None:
     """Refuses numbers that no comparison can be made with."""
-    for name, number in {"exchanges": exchanges, "seeds": seeds}.items():
-        if number < 1:
-            raise InputError(f"{name}: {number} was given; at least 1 is needed")
+    if not is_count(seeds):
+        raise InputError(f"seeds: {seeds} was given; at least 1 is needed")
     if tune_budget is not None and not 0 <= tune_budget < math.inf:
         raise InputError(f"tune budget: {tune_budget} was given; a number of gradient evaluations is needed")
 
@@ -201,20 +267,19 @@ def run_cell(experiment: Experiment, folder: Path, callbacks: Any = None) -> Any
 
 
 def _tune_all(
-    experiments: Mapping[str, Experiment],
+    subjects: Mapping[str, Subject],
     costs: Mapping[str, Cost],
     rounds: Mapping[str, int],
     budget: float | None,
-    folder: Path,
+    tune_one: Callable[[Subject, float], Tuning],
     say: Callable[[str], Any],
 ) -> dict[str, Tuning]:
     if budget is None:
         return {}
     if not budget:
-        budget = max(3 * costs[label].gradients * max(rounds[label], HALVING[0]) for label in experiments)
+        budget = max(PARTS * costs[label].gradients * max(rounds[label], HALVING[0]) for label in subjects)
     say(f"tuning: {budget:.4g} gradient evaluations for each method, on validation data")
-    place = lambda label: folder / "tuning" / f"{slug(label)}.json"
-    return {label: _tune_once(experiment, budget, place(label), say) for label, experiment in experiments.items()}
+    return {label: tune_one(subject, budget) for label, subject in subjects.items()}
 
 
 def _tune_once(experiment: Experiment, budget: float, path: Path, say: Callable[[str], Any]) -> Tuning:

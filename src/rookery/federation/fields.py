@@ -184,6 +184,7 @@ class NumberField(Field):
 
     optional: bool = False
     rate_of: str | None = None  # the sequence whose step size it is, which a task has a default for
+    scale: bool = False  # whether tuning searches it by factors, as it does step sizes
 
     def bind(self, argument: str, value: Any, scope: Scope) -> Any:
         if value is None and self.optional:
@@ -330,9 +331,9 @@ def steps(*, default: Any = 1, epochs: bool = True) -> Any:
     return _made(StepsField(epochs), default)
 
 
-def number(*, default: Any = dataclasses.MISSING, rate_of: str | None = None) -> Any:
-    """A field of one number; with `default=None` it may be left out."""
-    return _made(NumberField(default is None, rate_of), default)
+def number(*, default: Any = dataclasses.MISSING, rate_of: str | None = None, scale: bool = False) -> Any:
+    """A field of one number; with `default=None` it may be left out. Tuning searches a `scale` by factors."""
+    return _made(NumberField(default is None, rate_of, scale), default)
 
 
 def count(*, default: Any = dataclasses.MISSING, static: bool = False) -> Any:

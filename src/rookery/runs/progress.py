@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -32,7 +31,7 @@ class Bars:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def add(self, label: str, total: int, unit: str = "round") -> Callable[[int, dict[str, Any]], None]:
+    def add(self, label: str, total: float, unit: str = "round") -> Callable[[int, dict[str, Any]], None]:
         """A bar that is full when a column of the history reaches a total; what shows a row on it."""
         task = self._progress.add_task(label, total=total, facts="compiling, first time")
 
@@ -40,10 +39,7 @@ class Bars:
             metrics = [f"{name} {value:.4g}" for name, value in row.items() if name not in COST]
             rate = [f"{round / row['seconds']:.4g} rounds/s"] if row["seconds"] else []
             facts = "  ".join([f"{row['exchanges']} exchanges", *metrics, *rate])
-            self._progress.update(task, completed=row[unit], facts=facts)
+            done = (row["bytes_up"] + row["bytes_down"]) / 1e6 if unit == "megabytes" else row[unit]
+            self._progress.update(task, completed=done, facts=facts)
 
         return show
-
-    def race(self, exchanges: int) -> Callable[[Path], list[Callable[[int, dict[str, Any]], None]]]:
-        """A bar for every run of a comparison, named after its folder."""
-        return lambda folder: [self.add(folder.name, exchanges, "exchanges")]

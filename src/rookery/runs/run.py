@@ -29,7 +29,7 @@ from rookery.runs.fingerprint import fingerprint
 from rookery.runs.interrupts import answered, heed, listening
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result, RunState, per_client
-from rookery.runs.table import Table
+from rookery.runs.table import COST, Table
 from rookery.vectors import Values
 
 EVALUATIONS = 50  # about this many rows of history, when `every` is not given
@@ -347,6 +347,10 @@ def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry) -> li
     for name, value in given.items():
         if not isinstance(name, str):
             raise InputError(f"metrics: the name {name!r} was given; names are texts")
+        if name in COST:
+            raise InputError(
+                f"metrics: the name {name!r} was given, which every history has a column of; choose another"
+            )
         if isinstance(value, str | bytes) or not (hasattr(value, "shape") or np.isscalar(value)):
             raise InputError(f"metrics: {name!r} is {value!r}; every metric must be a scalar")
     for name, shape in zip(given, shapes):
@@ -358,6 +362,16 @@ def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry) -> li
         if not callable(target) and (isinstance(target, bool) or not isinstance(target, Real)):
             raise InputError(f"stop: {target!r} was given for {name!r}; a number or a function is needed")
     return list(given)
+
+
+def metric_names(method: Any, arguments: Mapping[str, Any], metrics: Metrics) -> list[str]:
+    """The names of what is measured in a run with these arguments, before it begins."""
+    precision = arguments.get("precision", "float32")
+    others = {name: value for name, value in arguments.items() if name not in ("engine", "precision")}
+    defaults = {"sampling": All(), "batch_size": None, "seed": 0, "x": None, "y": None, "start": None}
+    with precision_context(precision):
+        prepared = prepare(method=method, precision=precision, **(defaults | others))
+        return check_metrics(metrics, {}, prepared.carry)
 
 
 def _resume(prepared: PreparedRun, state: RunState | None) -> tuple[PreparedRun, Ledger, float]:
