@@ -122,7 +122,7 @@ class Comparison:
         amounts = [f"at {self.common(axis):.4g} {axis}" for axis in EQUAL]
         lines = [["method", f"final {self.metric}", *amounts]]
         for row in self.table().rows:
-            spread = (lambda name: f" ± {row[f'{name} spread']:.2g}") if row["seeds"] > 1 else (lambda name: "")
+            spread = lambda name, row=row: f" ± {row[f'{name} spread']:.2g}" if row["seeds"] > 1 else ""
             names = [f"final {self.metric}", *(f"at equal {axis}" for axis in EQUAL)]
             lines.append([row["method"], *(f"{row[name]:.4g}{spread(name)}" for name in names)])
         widths = [max(map(len, column)) for column in zip(*lines)]
