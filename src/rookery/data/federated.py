@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from rookery.data.tables import Reading, is_frame, is_grouped, records_of
 from rookery.errors import InputError
 from rookery.vectors import Tree
 
@@ -44,6 +46,14 @@ class Clients:
     levels: Mapping[str, Level]
     weights: np.ndarray
     augment: Augment | None = None
+    names: tuple[str, ...] = ()  # who they are
+    columns: tuple[str, ...] = ()  # what the inputs are, where they came from a table
+    classes: tuple[Any, ...] = ()  # what the labels stand for, likewise
+    test: Level | None = None  # their own test examples, which no step sees
+
+    def __post_init__(self):
+        if not self.names:
+            object.__setattr__(self, "names", tuple(str(i) for i in range(len(self.weights))))
 
     @property
     def population(self) -> int:
@@ -67,69 +77,212 @@ class Clients:
     def client(self, index: int) -> Any:
         """One client's own data as it was given: a pytree, or a `Split` of two."""
 
-        def own(level: Level) -> Tree:
-            start = int(level.offset[index])
-            return jax.tree.map(lambda rows: rows[start : start + int(level.size[index])], level.rows)
-
         if self.split:
-            return Split(lower=own(self.levels["lower"]), upper=own(self.levels["upper"]))
-        return own(self.levels[BOTH])
+            return Split(lower=_own(self.levels["lower"], index), upper=_own(self.levels["upper"], index))
+        return _own(self.levels[BOTH], index)
+
+    def own_test(self, index: int) -> Tree:
+        """One client's own test examples."""
+        if self.test is None:
+            raise InputError("test: these clients have no test examples of their own; give rk.federate a test=")
+        return _own(self.test, index)
 
     def subset(self, indices: Sequence[int]) -> Clients:
         """The federation of some of the clients, in the given order, their weights scaled to sum to 1."""
         weights = self.weights[list(indices)]
-        return federate([self.client(i) for i in indices], weights=weights / weights.sum(), augment=self.augment)
+        test = None if self.test is None else [self.own_test(i) for i in indices]
+        some = federate([self.client(i) for i in indices], weights / weights.sum(), self.augment, test=test)
+        names = tuple(self.names[i] for i in indices)
+        return replace(some, names=names, columns=self.columns, classes=self.classes)
 
     def __repr__(self) -> str:
         sizes = self.sizes
-        return f"Clients({self.population} clients, {sizes.sum()} examples, {sizes.min()} to {sizes.max()} each)"
+        equal = bool(np.allclose(self.weights, 1 / self.population))
+        weights = "equal weights" if equal else f"weights {self.weights.min():.3g} to {self.weights.max():.3g}"
+        each = f"{sizes.min()} to {sizes.max()} each"
+        return f"Clients({self.population} clients, {sizes.sum()} examples, {each}, {weights})"
 
 
-def federate(data: Sequence[Any], weights: Any = None, augment: Augment | None = None) -> Clients:
-    """Makes a federation from one pytree of arrays per client.
+def _own(level: Level, index: int) -> Tree:
+    """One client's rows of a level."""
+    start = int(level.offset[index])
+    return jax.tree.map(lambda rows: rows[start : start + int(level.size[index])], level.rows)
+
+
+def federate(
+    data: Any,
+    weights: Any = None,
+    augment: Augment | None = None,
+    *,
+    by: str | None = None,
+    label: str | None = None,
+    columns: Sequence[str] | None = None,
+    categories: Sequence[str] | bool = (),
+    classes: Sequence[Any] | None = None,
+    missing: str = "refuse",
+    standardise: bool = False,
+    validation: float | None = None,
+    test: Any = None,
+    seed: int = 0,
+) -> Clients:
+    """Makes a federation of what each client holds: a table, or a pytree of arrays.
 
     Args:
-      data: one pytree per client, its leaves with a leading axis of examples. Clients may differ in their number
-        of examples and in nothing else. A `Split(lower=..., upper=...)` per client gives the levels their own data.
-      weights: the weights p_i of the clients in every average: None, all equal; "size", by number of examples; or
-        one number per client, not negative, with sum 1.
+      data: one pytree per client, its leaves with a leading axis of examples, or one table; a list of them, or a
+        mapping from clients' names. Or one table of all, with `by`, or a grouped one. Clients may differ in their
+        number of examples and in nothing else; columns are matched by name. A `Split(lower=..., upper=...)` per client
+        gives the levels their own data. A table is anything with columns by name, such as a DataFrame.
+      weights: the weights p_i of the clients in every average: None, all equal, however many examples each has; "size",
+        by number of examples; or one number per client, not negative, with sum 1.
       augment: what is done, inside the program, to every training example of a minibatch (the lower level's, where
         the levels differ): a function of a key and an example, such as `rk.data.CropFlip(shape)`.
+      by: the column of one table that says whose a row is.
+      label: the column of a table that is to be learnt. Examples are then `{"input": (n, d), "label": (n,)}`, the label
+        a number of a class, or itself where it is not whole.
+      columns: the columns that are inputs; None: all but the label.
+      categories: columns of words or codes, each turned into one column per value, alike at all clients; True: every
+        column that holds texts.
+      classes: the values of the label, in their order; None: those that there are.
+      missing: "refuse" rows of a table with empty cells, or "drop" them.
+      standardise: give every input mean 0 and standard deviation 1 over a client's own training examples.
+      validation: the part of each client's examples that goes to the upper level, as a `Split`; None: none.
+      test: the part of each client's examples that no step sees, for `client_metrics`; or its test examples, one
+        pytree per client; None: none.
+      seed: what `validation` and `test` are drawn from; of every class the same part.
 
     >>> clients = federate([{"a": np.zeros((2, 3))}, {"a": np.ones((5, 3))}], weights="size")
     >>> clients.weights.round(3).tolist()
     [0.286, 0.714]
+    >>> table = {"site": ["A", "A", "B", "B"], "age": [40, 50, 60, 70], "ill": [0, 1, 1, 0]}
+    >>> federate(table, by="site", label="ill").names
+    ('A', 'B')
     """
-    data = list(data)
+    reading = Reading(label, columns, categories, classes, missing)
+    names, inputs, values = (), (), ()
+    if isinstance(data, Sequence | Mapping) and not data:
+        raise InputError("data: no client was given; at least one is needed")
+    if _are_tables(data, by, reading):
+        data, names, inputs, values = records_of(data, by, reading)
+    else:
+        for name, value in vars(reading).items():
+            if value != getattr(Reading(), name):
+                raise InputError(f"{name}: it was given, and the clients hold pytrees; it is for tables")
+        if isinstance(data, Mapping):
+            names, data = tuple(str(name) for name in data), list(data.values())
+        data = list(data)
     if not data:
         raise InputError("data: no client was given; at least one is needed")
+    data, tests = _with_test(data, names, test, seed)
+    data = _with_validation(data, names, validation, seed)
+    if standardise:
+        data, tests = _standardised(data, tests)
     split = isinstance(data[0], Split)
     if any(isinstance(client, Split) != split for client in data):
         raise InputError("data: some clients are a Split and some are not; give all of them alike")
     if split:
         levels = {
-            "lower": _flatten([client.lower for client in data], "lower data"),
-            "upper": _flatten([client.upper for client in data], "upper data"),
+            "lower": _flatten([client.lower for client in data], "lower data", names),
+            "upper": _flatten([client.upper for client in data], "upper data", names),
         }
     else:
-        levels = {BOTH: _flatten(data, "data")}
+        levels = {BOTH: _flatten(data, "data", names)}
     sizes = np.sum([level.size for level in levels.values()], axis=0)
     if augment is not None and not callable(augment):
         raise InputError(f"augment: {augment!r} was given; a function of a key and an example is needed")
-    return Clients(levels, _weights(weights, sizes), augment)
+    held = None if tests is None else _flatten(tests, "test", names)
+    return Clients(levels, _weights(weights, sizes), augment, names, inputs, values, held)
 
 
-def _flatten(clients: list[Tree], what: str) -> Level:
+def _are_tables(data: Any, by: str | None, reading: Reading) -> bool:
+    """Whether clients hold tables: by what they are, or by what is asked of them."""
+    if by is not None or is_frame(data) or is_grouped(data):
+        return True
+    one = next(iter(data.values() if isinstance(data, Mapping) else data), None)
+    return is_frame(one) or (isinstance(one, Mapping) and reading.label is not None)
+
+
+def _with_test(data: list[Any], names: tuple[str, ...], test: Any, seed: int) -> tuple[list[Any], list[Tree] | None]:
+    """The clients' data without their test examples, and these."""
+    if test is None:
+        return data, None
+    if not isinstance(test, Real):
+        tests = list(test.values() if isinstance(test, Mapping) else test)
+        if len(tests) != len(data):
+            raise InputError(f"test: examples of {len(tests)} clients were given for {len(data)}; one each is needed")
+        return data, tests
+    parts = [_divided_part(client, "test", test, seed, i, names) for i, client in enumerate(data)]
+    return [rest for rest, _ in parts], [part for _, part in parts]
+
+
+def _with_validation(data: list[Any], names: tuple[str, ...], validation: float | None, seed: int) -> list[Any]:
+    if validation is None:
+        return data
+    parts = [_divided_part(client, "validation", validation, seed + 1, i, names) for i, client in enumerate(data)]
+    return [Split(lower=rest, upper=part) for rest, part in parts]
+
+
+def _divided_part(client: Any, argument: str, fraction: Any, seed: int, index: int, names: tuple) -> tuple[Tree, Tree]:
+    """A client's examples without a part, and that part: of every class the same, one example of each side at least."""
+    if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < float(fraction) < 1:
+        raise InputError(f"{argument}: {fraction!r} was given; a number above 0 and below 1 is needed")
+    if isinstance(client, Split):
+        raise InputError(f"{argument}: {fraction} was given, and clients are a Split already; give them whole")
+    leaves = jax.tree.leaves(client)
+    size = len(leaves[0]) if leaves and np.ndim(leaves[0]) else 0
+    if size < 2:
+        raise InputError(
+            f"{argument}: {fraction} was given, and client {_name(names, index)} has {size} examples; two are needed"
+        )
+    labels = client.get("label") if isinstance(client, Mapping) else None
+    kinds = np.zeros(size) if labels is None or np.asarray(labels).dtype.kind == "f" else np.asarray(labels)
+    rng, taken = np.random.default_rng((seed, index)), np.zeros(size, bool)
+    for kind in np.unique(kinds):
+        places = np.flatnonzero(kinds == kind)
+        taken[rng.permutation(places)[: round(float(fraction) * len(places))]] = True
+    if not taken.any() or taken.all():
+        taken[:] = False
+        taken[rng.integers(size)] = True
+    pick = lambda where: jax.tree.map(lambda leaf: np.asarray(leaf)[where], client)
+    return pick(~taken), pick(taken)
+
+
+def _standardised(data: list[Any], tests: list[Tree] | None) -> tuple[list[Any], list[Tree] | None]:
+    """Inputs with mean 0 and standard deviation 1 over each client's own training examples; constant ones become 0."""
+    found, held = [], []
+    for i, client in enumerate(data):
+        parts = {"lower": client.lower, "upper": client.upper} if isinstance(client, Split) else {BOTH: client}
+        if not all(isinstance(part, Mapping) and "input" in part for part in parts.values()):
+            raise InputError('standardise: it was given, and examples have no "input"; it is for tables')
+        train = np.asarray(next(iter(parts.values()))["input"], np.float64)
+        mean, spread = train.mean(axis=0), train.std(axis=0)
+        scaled = lambda part, mean=mean, spread=spread: (
+            dict(part) | {"input": (np.asarray(part["input"]) - mean) / np.where(spread > 0, spread, 1.0)}
+        )
+        made = {name: scaled(part) for name, part in parts.items()}
+        found.append(Split(**made) if isinstance(client, Split) else made[BOTH])
+        if tests is not None:
+            held.append(scaled(tests[i]))
+    return found, held if tests is not None else None
+
+
+def _name(names: tuple[str, ...], index: int) -> str:
+    """How sentences call a client."""
+    return repr(names[index]) if names else str(index)
+
+
+def _flatten(clients: list[Tree], what: str, names: tuple[str, ...] = ()) -> Level:
     """Concatenates the clients' leaves, after checking that they are of one kind."""
     structure = jax.tree.structure(clients[0])
     if structure.num_leaves == 0:
-        raise InputError(f"{what}: client 0 holds no arrays; give each client a pytree of arrays")
+        raise InputError(f"{what}: client {_name(names, 0)} holds no arrays; give each client a pytree of arrays")
     columns: list[list[np.ndarray]] = [[] for _ in range(structure.num_leaves)]
     sizes = []
-    for i, client in enumerate(clients):
+    first = _name(names, 0)
+    for place, client in enumerate(clients):
+        i = _name(names, place)
         if jax.tree.structure(client) != structure:
             raise InputError(
-                f"{what}: client {i} has structure {jax.tree.structure(client)}, client 0 has {structure}; "
+                f"{what}: client {i} has structure {jax.tree.structure(client)}, client {first} has {structure}; "
                 "all clients must be alike"
             )
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(client)]
@@ -148,11 +301,15 @@ def _flatten(clients: list[Tree], what: str) -> Level:
                 raise InputError(f"{what}: client {i} has a leaf of type {leaf.dtype}; leaves must be numbers")
             if column and (leaf.shape[1:], leaf.dtype.kind) != (column[0].shape[1:], column[0].dtype.kind):
                 raise InputError(
-                    f"{what}: client {i} has examples of shape {leaf.shape[1:]} and type {leaf.dtype}, client 0 of "
-                    f"shape {column[0].shape[1:]} and type {column[0].dtype}; all clients must be alike"
+                    f"{what}: client {i} has examples of shape {leaf.shape[1:]} and type {leaf.dtype}, client {first} "
+                    f"of shape {column[0].shape[1:]} and type {column[0].dtype}; all clients must be alike"
                 )
             if leaf.dtype.kind in "fc" and not np.isfinite(leaf).all():
-                raise InputError(f"{what}: client {i} has values that are NaN or infinite; all must be finite")
+                where = np.argwhere(~np.isfinite(leaf))[0]
+                place_of = f"row {where[0]}" + (f", column {where[1]}" if leaf.ndim > 1 else "")
+                raise InputError(
+                    f"{what}: client {i} has a value that is NaN or infinite, in {place_of}; all must be finite"
+                )
             column.append(leaf)
         sizes.append(lengths.pop())
     size = np.asarray(sizes, np.int32)
