@@ -93,6 +93,7 @@ SURVIVORS: dict[str, dict[str, str]] = {
         _TERM + "1 -> 0": "every factor still has a key of its own",
         _TERM + "1 -> 2": "every factor still has a key of its own",
         _TERM + "k + 1 -> k": "every factor still has a key of its own",
+        _TERM + "k + 1 -> k - 1": "every factor still has a key of its own",
         "moves_of | if not fulfils(estimator, Estimator): | it -> left out": "it refuses; test_local_and_msa.py",
     },
     "drift": {

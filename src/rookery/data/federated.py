@@ -344,9 +344,13 @@ def _refuse_beyond(rows: np.ndarray, most: Any, held: str) -> None:
 
 def example_shape(clients: Clients, level: str, dtype: Any) -> Tree:
     """Shape and type of one example of a level, as a loss sees it."""
+    return example_shape_of(clients.level(level), dtype)
+
+
+def example_shape_of(level: Level, dtype: Any) -> Tree:
+    """The same of a level that is at hand."""
     return jax.tree.map(
-        lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], dtype if rows.dtype.kind == "f" else rows.dtype),
-        clients.level(level).rows,
+        lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], dtype if rows.dtype.kind == "f" else rows.dtype), level.rows
     )
 
 

@@ -347,7 +347,9 @@ def _labels(
         if len(set(classes)) < len(classes):
             raise InputError(f"classes: {list(given)!r} was given; name each once")
     if len(classes) < 2:
-        raise InputError(f"label: column {label!r} has one class only, {classes[0]!r}; at least two are needed")
+        raise InputError(
+            f"label: column {label!r} has one class only, {next(iter(classes), None)!r}; at least two are needed"
+        )
     number = {value: place for place, value in enumerate(classes)}
     found = {}
     for name, column in plain.items():

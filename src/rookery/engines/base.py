@@ -13,6 +13,7 @@ import numpy as np
 
 from rookery.data.federated import Level
 from rookery.federation.client import ProgramConfig, Record
+from rookery.federation.evaluation import ClientMetrics
 from rookery.federation.ledger import Ledger
 from rookery.federation.sampling import Sampling
 from rookery.vectors import Sequences, Values
@@ -64,6 +65,10 @@ class Session(Protocol):
 
     def start(self) -> None:
         """What the method does once, before the first round."""
+        ...
+
+    def measure(self, function: ClientMetrics, test: Level) -> dict[str, np.ndarray]:
+        """What every client measures on its own test examples, by metric, in the order of clients."""
         ...
 
     def advance(self, rounds: int) -> Advance:

@@ -18,12 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.data.batches import Shard
-from rookery.data.federated import Level
+from rookery.data.federated import Level, cast
 from rookery.engines.base import Advance, Carry, Inputs, PreparedRun, non_finite
 from rookery.federation import counts
 from rookery.federation.client import Call, ProgramConfig, Record, answer
 from rookery.federation.cohort import Cohort
 from rookery.federation.delivered import Audience, Delivered, vectors
+from rookery.federation.evaluation import TEST, ClientMetrics, compiled_evaluation
 from rookery.federation.keys import before_first_round_key, exchange_key, round_key, sampling_key
 from rookery.federation.ledger import ORACLES, Ledger
 from rookery.federation.method import next_state
@@ -142,6 +143,14 @@ class EagerSession:
                 self.state, self.store, self.ledger = before
                 return Advance(done, broken)
         return Advance(rounds)
+
+    def measure(self, function: ClientMetrics, test: Level) -> dict[str, np.ndarray]:
+        held, largest = cast({TEST: test}, self.config.dtype)[TEST], int(np.max(test.size))
+        found = []
+        for client, record in zip(self.clients, self.store):
+            own = Shard({TEST: _own(held, client.index)})
+            found.append(compiled_evaluation(self.config, function, largest, own, self.state.z, record))
+        return {name: np.asarray([float(each[name]) for each in found]) for name in found[0]}
 
     def _round(self) -> None:
         key = round_key(self.inputs.key, self.state.round)

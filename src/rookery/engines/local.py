@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from rookery.data.batches import shard
+from rookery.data.batches import Shard, shard
+from rookery.data.federated import Level, cast
 from rookery.engines.base import Advance, Carry, Inputs, PreparedRun, non_finite
 from rookery.federation import counts
 from rookery.federation.client import Call, ProgramConfig, Record, answer
 from rookery.federation.cohort import Cohort
 from rookery.federation.delivered import Audience, Delivered
+from rookery.federation.evaluation import TEST, ClientMetrics, evaluate_all
 from rookery.federation.keys import before_first_round_key, exchange_key, round_key, sampling_key
 from rookery.federation.ledger import ORACLES, Ledger, Tally, Totals
 from rookery.federation.method import next_state
@@ -131,6 +134,11 @@ class LocalSession:
         kept, cost, _, _ = advance(self.program, self.inputs, before, jnp.int32(good))
         self._keep(kept, cost)
         return Advance(good, non_finite(carry))
+
+    def measure(self, function: ClientMetrics, test: Level) -> dict[str, np.ndarray]:
+        shards, largest = Shard({TEST: cast({TEST: test}, self.program.config.dtype)[TEST]}), int(np.max(test.size))
+        found = evaluate_all(self.program.config, function, largest, shards, self.carry.state.z, self.carry.records)
+        return {name: np.asarray(values) for name, values in found.items()}
 
     def _keep(self, carry: Carry, cost: Totals) -> None:
         """The new carry and what it cost, both or neither: an interrupt may come at any moment."""

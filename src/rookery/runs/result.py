@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from rookery.engines.base import Carry
-from rookery.errors import InputError
+from rookery.errors import InputError, unknown
 from rookery.federation.ledger import Ledger
 from rookery.runs.files import checksum, read_json, undamaged, write_folder
 from rookery.runs.table import Table
@@ -86,6 +86,7 @@ class Result:
     `x` and `y` are the final values, `sequences` all of them by name. A local sequence has a leading axis of clients
     there, and `local[i]` holds client i's own. `history` is a table, `ledger` the cost, `state` where to continue from.
     `status` is "done", "stopped" (a target was reached), "interrupted" or "diverged", with `divergence` saying where.
+    `clients` has a row per client with its `client_metrics`, where these were asked for.
     """
 
     sequences: Values
@@ -96,14 +97,45 @@ class Result:
     status: str = "done"
     divergence: Divergence | None = None
     compile_seconds: float = 0.0
+    clients: Table | None = None
 
     @property
     def x(self) -> Tree:
+        """The final x."""
         return self.sequences.x
 
     @property
     def y(self) -> Tree:
+        """The final y."""
         return self.sequences.y
+
+    def plot(self, path: str | Path, metric: str | None = None, against: str = "exchanges", title: str = "") -> Path:
+        """Draws a metric of the history against what it cost into a png; None: the first metric."""
+        from rookery.runs.plot import plot_histories
+
+        metrics = self.history.metrics
+        if not metrics:
+            raise InputError("metric: this run measured nothing; give rk.run metrics=")
+        if metric is not None and metric not in metrics:
+            raise unknown("metric", metric, metrics)
+        return plot_histories({"run": self.history}, metric or metrics[0], path, against, title)
+
+    def __repr__(self) -> str:
+        """A few lines: how it ended, what it reached, what it cost, and what it holds."""
+        last = self.history.rows[-1] if self.history.rows else {}
+        metrics = ", ".join(f"{name} {last[name]:.4g}" for name in self.history.metrics) or "no metrics"
+        where = f": {self.divergence}" if self.divergence is not None else ""
+        shapes = ", ".join(f"{name} {_size(tree)}" for name, tree in self.sequences.items())
+        cost = self.ledger
+        return "\n".join(
+            [
+                f"Result: {self.status} after round {self.state.round}{where}",
+                f"  {metrics}",
+                f"  {cost.exchanges} exchanges, {(cost.bytes_up + cost.bytes_down) / 1e6:.4g} MB, "
+                f"{cost.gradients} gradients, {self.state.seconds:.3g} s and {self.compile_seconds:.3g} s of compiling",
+                f"  sequences: {shapes}" + (f" ({len(self.local)} clients have their own)" if self.local else ""),
+            ]
+        )
 
     def save(self, path: str | Path) -> Path:
         """Writes the result into a new folder: result.json, history.csv, sequences.safetensors, state.safetensors.
@@ -125,6 +157,7 @@ class Result:
             "sequences": {name: describe(tree, name, arrays) for name, tree in self.sequences.items()},
             "local": list(self.local[0]) if self.local else [],
             "clients": len(self.local),
+            "client_metrics": None if self.clients is None else self.clients.rows,
             **self.state.describe(),
         }
         self.history.to_csv(folder / HISTORY)
@@ -171,7 +204,14 @@ class Result:
             status=description["status"],
             divergence=None if divergence is None else Divergence(divergence["round"], tuple(divergence["sequences"])),
             compile_seconds=description["compile_seconds"],
+            clients=None if description.get("client_metrics") is None else Table(description["client_metrics"]),
         )
+
+
+def _size(tree: Tree) -> str:
+    """The shape of an array, or how many numbers a pytree of several holds."""
+    leaves = jax.tree.leaves(tree)
+    return str(np.shape(leaves[0])) if len(leaves) == 1 else f"{sum(np.size(leaf) for leaf in leaves)} numbers"
 
 
 def per_client(sequences: Values, local: Any, population: int) -> list[Values]:

@@ -18,6 +18,7 @@ from rookery.data.federated import Clients
 from rookery.engines import find_engine
 from rookery.engines.base import Carry, PreparedRun, Session
 from rookery.errors import DivergenceWarning, InputError, StorageError, failing
+from rookery.federation.evaluation import ClientMetrics
 from rookery.federation.ledger import Ledger
 from rookery.federation.method import has_start
 from rookery.federation.sampling import All, Sampling
@@ -27,6 +28,7 @@ from rookery.problems.base import Problem
 from rookery.runs.checkpoint import Checkpoints, Saver, open_checkpoints, read_plan
 from rookery.runs.fingerprint import fingerprint
 from rookery.runs.interrupts import answered, heed, listening
+from rookery.runs.own_metrics import OwnMetrics
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result, RunState, per_client
 from rookery.runs.table import COST, Table
@@ -57,6 +59,7 @@ def run(
     batch_size: Any = None,
     seed: int = 0,
     metrics: Metrics | None = None,
+    client_metrics: ClientMetrics | None = None,
     every: int | None = None,
     stop: Mapping[str, Any] | None = None,
     engine: Any = "local",
@@ -82,6 +85,10 @@ def run(
       seed: of everything random in the run.
       metrics: a function of the sequences (`z.x`; local ones with a leading axis of clients) to a dict of scalars;
         compiled, not counted in the ledger, evaluated between rounds.
+      client_metrics: a function of the sequences and one example to a dict of numbers, whose means over each client's
+        own test examples (`rk.federate(..., test=0.2)`) are measured where these are. The history has the mean over
+        clients, that by their weights and the worst (the smallest; the largest, where the name has "loss" or "error" in
+        it), and the result's `clients` a row per client.
       every: rounds between two evaluations; None: so that there are about 50.
       stop: ends the run early: a metric's name and the value it must reach (at least), or a function of its value
         that says True.
@@ -112,7 +119,10 @@ def run(
             precision=precision,
         )
         prepared, ledger, seconds = _resume(prepared, state)
-        names = check_metrics(metrics, stop, prepared.carry)
+        own = None
+        if client_metrics is not None:
+            own = OwnMetrics(client_metrics, clients, prepared.carry, problem.local, prepared.config.dtype)
+        names = check_metrics(metrics, stop, prepared.carry, () if own is None else tuple(own.columns))
         engine = find_engine(engine)
         first = int(prepared.carry.state.round)
         prepared.inputs.sampling.check_rounds(first, rounds, prepared.config.population)
@@ -123,7 +133,7 @@ def run(
         if previous is not None:
             prepared, ledger, seconds = _resume(prepared, previous.state)
         session = engine.open(prepared, ledger)
-        loop = _Loop(prepared, session, metrics, stop, tuple(callbacks), seconds, first, saver)
+        loop = _Loop(prepared, session, metrics, own, stop, tuple(callbacks), seconds, first, saver)
         if previous is not None:
             loop.history = previous.history
         elif state is None and has_start(method):
@@ -154,6 +164,7 @@ class _Loop:
         prepared: PreparedRun,
         session: Session,
         metrics: Metrics,
+        own: OwnMetrics | None,
         stop: Mapping,
         callbacks: tuple,
         seconds: float,
@@ -164,6 +175,8 @@ class _Loop:
         self.session = session
         function, arrays = split(metrics)
         self.metric = (function, jax.device_put(arrays))
+        self.own = own
+        self.of_clients: Table | None = None
         self.stop = stop
         self.callbacks = callbacks
         self.seconds = seconds
@@ -240,7 +253,7 @@ class _Loop:
         """What was done so far, with a row for where it stands; the checkpoint does not have that row."""
         if self.history.rows and self.history.rows[-1]["round"] != self.round:
             row = {"round": self.round, **self.session.ledger.row(), "seconds": self.seconds}
-            self.history = Table([*self.history.rows, row | evaluate(self.metric, self.session.carry)])
+            self.history = Table([*self.history.rows, row | self.measured()])
         return self.result("interrupted", None)
 
     def state(self) -> RunState:
@@ -256,16 +269,27 @@ class _Loop:
     def record(self) -> bool:
         """Evaluates, adds a row to the history, and says whether a target is reached."""
         row = {"round": self.round, **self.session.ledger.row(), "seconds": self.seconds}
-        measured = evaluate(self.metric, self.session.carry)
+        measured = self.measured()
         self.history.append(row | measured)
         for callback in self.callbacks:
             callback(self.round, dict(self.history.rows[-1]))
         return reached(self.stop, measured)
 
+    def measured(self) -> dict[str, float]:
+        """The metrics where the run stands; those of clients are kept as a table."""
+        found = evaluate(self.metric, self.session.carry)
+        if self.own is None:
+            return found
+        each = self.own.measure(self.session)
+        self.of_clients = self.own.table(each)
+        return found | self.own.summary(each)
+
     def result(self, status: str, divergence: Divergence | None) -> Result:
+        if self.own is not None and self.of_clients is None:  # a run that had ended before it went on
+            self.measured()
         return make_result(
             self.prepared, self.session.carry, self.session.ledger, self.history, self.seconds, status, divergence,
-            self.compile_seconds,
+            self.compile_seconds, self.of_clients,
         )  # fmt: skip
 
 
@@ -278,6 +302,7 @@ def make_result(
     status: str,
     divergence: Divergence | None,
     compile_seconds: float,
+    clients: Table | None = None,
 ) -> Result:
     """A result from where a run stands; everything leaves the device."""
     carry = jax.device_get(carry)
@@ -293,6 +318,7 @@ def make_result(
         status=status,
         divergence=divergence,
         compile_seconds=compile_seconds,
+        clients=clients,
     )
 
 
@@ -328,7 +354,7 @@ def check_arguments(
     return (no_metrics if metrics is None else metrics), stop or {}, every or max(1, int(rounds) // EVALUATIONS)
 
 
-def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry) -> list[str]:
+def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry, others: tuple[str, ...] = ()) -> list[str]:
     """Refuses metrics that are no scalars, and targets that are no metrics; gives the metrics' names."""
     given: Any = None
 
@@ -357,11 +383,13 @@ def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry) -> li
         if shape.shape != ():
             raise InputError(f"metrics: {name!r} has shape {shape.shape}; every metric must be a scalar")
     for name, target in stop.items():
-        if name not in given:
-            raise InputError(f"stop: there is no metric {name!r}; there are {', '.join(given) or 'none'}")
+        if name not in (*given, *others):
+            raise InputError(f"stop: there is no metric {name!r}; there are {', '.join([*given, *others]) or 'none'}")
         if not callable(target) and (isinstance(target, bool) or not isinstance(target, Real)):
             raise InputError(f"stop: {target!r} was given for {name!r}; a number or a function is needed")
-    return list(given)
+    if twice := [name for name in given if name in others]:
+        raise InputError(f"metrics: {twice[0]!r} is what client_metrics give as well; choose another name")
+    return [*given, *others]
 
 
 def metric_names(method: Any, arguments: Mapping[str, Any], metrics: Metrics) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,8 +17,10 @@ COST = (
 )  # fmt: skip
 
 
-class Table(Mapping):
-    """Named columns of equal length, grown row by row; `pandas.DataFrame(dict(table))` reads it.
+class Table(dict):
+    """Named columns of equal length, grown row by row; `to_pandas()` makes a DataFrame of it.
+
+    It is a dict in name alone, for `pandas.DataFrame(table)`, which takes columns of nothing else.
 
     A cell that a row does not give is NaN; columns keep the order in which they first came.
     """
@@ -41,6 +43,24 @@ class Table(Mapping):
     def __iter__(self) -> Iterator[str]:
         return iter(self.columns)
 
+    def __contains__(self, column: object) -> bool:
+        return column in self.columns
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and (self.columns, self.rows) == (other.columns, other.rows)
+
+    def keys(self) -> Any:
+        return KeysView(self)
+
+    def values(self) -> Any:
+        return ValuesView(self)
+
+    def items(self) -> Any:
+        return ItemsView(self)
+
+    def get(self, column: str, default: Any = None) -> Any:
+        return self[column] if column in self.columns else default
+
     def __len__(self) -> int:
         """The number of columns, as of any mapping; `len(table.rows)` is the number of rows."""
         return len(self.columns)
@@ -49,6 +69,14 @@ class Table(Mapping):
     def metrics(self) -> list[str]:
         """The columns of a history that are metrics."""
         return [name for name in self.columns if name not in COST]
+
+    def to_pandas(self) -> Any:
+        """The table as a pandas DataFrame."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("to_pandas: pandas is not installed; pip install pandas") from None
+        return pandas.DataFrame({name: self[name] for name in self.columns})
 
     def to_csv(self, path: str | Path) -> None:
         """Writes the table; numbers with all their digits."""
