@@ -206,7 +206,7 @@ def test_help(arguments, capsys):
         (["run", "hyperrep", "simfbo", "--clients", "5000"], "clients"),
         (["run", "hyperrep", "simfbo", "--task.data", "mnits"], "task.data: 'mnits' is not known"),
         (["run", "hyperrep", "simfbo", "--method.lr.x", "nan"], "lr.x: nan was given"),
-        (["run", "hyperrep", "simfbo", "--clients", "0"], "clients, cohort: 0, 10 were given"),
+        (["run", "hyperrep", "simfbo", "--clients", "0"], "clients, cohort: 0, None were given"),
     ],
 )
 def test_mistakes_get_a_sentence_and_leave_nothing(arguments, sentence, tmp_path, monkeypatch, capsys):

@@ -20,7 +20,7 @@ from rookery.errors import InputError
 
 REAL = os.environ.get("ROOKERY_DATA")
 
-EMBEDDED = {"digits": (1438, 359, 64), "breast_cancer": (456, 113, 30), "wine": (142, 36, 13)}
+EMBEDDED = {"digits": (1438, 359, 64), "breast_cancer": (456, 113, 30), "heart": (591, 149, 15), "wine": (142, 36, 13)}
 
 IDX = catalogue._IDX
 
@@ -127,7 +127,7 @@ def test_records_are_standardised_by_their_training_part(home, name):
 
 def test_names_that_are_not_known():
     assert sentence("mnst").startswith("data: 'mnst' is not known (did you mean 'mnist'?); allowed are digits, ")
-    assert sentence("banana").endswith("magic, libsvm:PATH")
+    assert sentence("banana").endswith("magic, libsvm:PATH, csv:PATH")
     assert sentence(3) == "data: 3 was given; the name of a dataset is needed, such as 'mnist'"
 
 

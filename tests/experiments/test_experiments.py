@@ -139,8 +139,12 @@ def test_a_comparison_goes_nowhere_else(tmp_path, capsys):
     assert "cannot be written" in capsys.readouterr().err
     small = ["--clients", "10", "--cohort", "3", "--task.hidden", "4", "--exchanges", "3", "--seeds", "1"]
     assert main(["compare", "hyperrep", "simfbo", *small, "--out", str(tmp_path / "out")]) == 0
-    assert main(["compare", "hyperrep", "fedbio", *small, "--out", str(tmp_path / "out")]) == 2
-    assert "holds a comparison with other methods" in capsys.readouterr().err.replace("\n", " ")
+    assert main(["compare", "hyperrep", "fedbio", *small, "--out", str(tmp_path / "out")]) == 0
+    there = rk.Table.from_csv(tmp_path / "out" / "comparison.csv")
+    assert there["method"].tolist() == ["simfbo", "fedbio"]  # the one that was there stays part of it
+    other = [*small[:-1], "2", "--out", str(tmp_path / "out")]
+    assert main(["compare", "hyperrep", "fedbio", *other]) == 2
+    assert "holds a comparison with other seeds" in capsys.readouterr().err.replace("\n", " ")
     page = str(tmp_path / "page.html")
     assert main(["report", "-o", page, str(tmp_path / "out")]) == 0 and Path(page).is_file()
 
@@ -166,7 +170,7 @@ def test_a_comparison_goes_nowhere_else(tmp_path, capsys):
         (["compare", "hyperrep", "simfbo", "--tune-budget", "nan"], "tune budget: nan was given"),
         (["run", "hyperrep", "simfbo", "more"], "run: 'more' was given after the task and the method"),
         (["run", "hyperrep", "simfbo", "--target", "nan"], "target: nan was given"),
-        (["run", "hyperrep", "simfbo", "--clients", "1"], "cohort: 10 was given for 1 clients"),
+        (["run", "hyperrep", "simfbo", "--clients", "1", "--cohort", "2"], "cohort: 2 was given for 1 clients"),
         (["data", "digits", "--plot", "--out", "a.foo"], "out: 'a.foo' was given; the name of a png is needed"),
         (["compare", "hyperrep", "simfbo", "--seeds", "0"], "seeds: 0 was given; at least 1 is needed"),
         (["report"], "report: the folders of some runs are needed"),

@@ -186,12 +186,13 @@ def compare(arguments: list[str], console: Console) -> int:
     folder = options.out or make_folder(f"compare_{Path(task_name).stem}")
     say = lambda text: console.print(text, markup=False, soft_wrap=True)
     asked = api.asked_of(experiments, budget, options.seeds, tuned)
-    with api.comparison_folder(folder, asked, labels), _sentences(console), Bars(console) as bars:
+    with api.comparison_folder(folder, asked, labels) as before, _sentences(console), Bars(console) as bars:
         try:
             found = comparing.compare_in_folder(
                 experiments,
                 folder,
                 budget=budget,
+                before=before,
                 seeds=options.seeds,
                 target=options.target,
                 tune_budget=tuned,
@@ -205,7 +206,7 @@ def compare(arguments: list[str], console: Console) -> int:
         show_tuning(console, label, tuning.table, tuning.gradients)
     show_comparison(console, found)
     stem = Path(task_name).stem
-    api.write_comparison(found, folder, f"{stem}, {options.partition}", f"{stem}: {', '.join(labels)}")
+    api.write_comparison(found, folder, f"{stem}, {options.partition}", f"{stem}: {', '.join(found.histories)}")
     say(f"\nresults in {folder}: comparison.csv, comparison.png, report.html, and a folder for every run")
     return 0
 

@@ -1,7 +1,7 @@
 """Datasets, partitions over clients, and federated arrays."""
 
 from rookery.data.catalogue import DATASETS, load
-from rookery.data.datasets import Dataset, breast_cancer, digits, synthetic, wine
+from rookery.data.datasets import Dataset, breast_cancer, digits, heart, synthetic, wine
 from rookery.data.federated import Clients, Split, federate
 from rookery.data.inputs import CropFlip, Scale
 from rookery.data.partitions import (
@@ -10,6 +10,7 @@ from rookery.data.partitions import (
     ClassHeterogeneity,
     Dirichlet,
     LongTail,
+    Natural,
     Partition,
     QuantitySkew,
     Shards,
@@ -27,6 +28,7 @@ __all__ = [
     "Dataset",
     "Dirichlet",
     "LongTail",
+    "Natural",
     "Partition",
     "QuantitySkew",
     "Scale",
@@ -36,6 +38,7 @@ __all__ = [
     "class_counts",
     "digits",
     "federate",
+    "heart",
     "load",
     "parse",
     "synthetic",

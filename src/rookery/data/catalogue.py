@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from rookery.data import formats
-from rookery.data.datasets import Dataset, breast_cancer, digits, hold_out, standardising, wine
+from rookery.data.datasets import Dataset, breast_cancer, digits, heart, hold_out, standardising, wine
 from rookery.data.download import ChecksumError, DownloadError, checksum_of, fetch
 from rookery.data.inputs import Scale
+from rookery.data.tables import Reading, read_csv, records_of
 from rookery.errors import AdviceWarning, InputError, unknown
 
 __all__ = ["DATASETS", "cache_folder", "load"]
@@ -33,7 +34,8 @@ PACKINGS = (".gz", ".xz", ".bz2", "")
 # The fraction of each class that is held out where there is no test file.
 HELD_OUT = 1 / 5
 
-LOCAL = "libsvm:"  # what stands before the path of a file of one's own
+LOCAL, TABLE = "libsvm:", "csv:"  # what stands before the path of a file, or of tables, of one's own
+LABELS = ("label", "target", "class", "y")  # columns of tables that are the label
 
 # Examples of the training and of the test file, where there is one.
 ROWS: dict[str, tuple[int, ...]] = {
@@ -95,7 +97,8 @@ MIRRORS: dict[str, tuple[str, ...]] = {
 
 
 def load(name: str) -> Dataset:
-    """A dataset by its name in `DATASETS`, or a LIBSVM file of one's own as `libsvm:PATH`.
+    """A dataset by its name in `DATASETS`; or one's own: a LIBSVM file as `libsvm:PATH`, a csv file per client as
+    `csv:FOLDER`, or one csv file with a column that says whose a row is, as `csv:FILE#COLUMN`.
 
     What was loaded is kept: loading it again is immediate, as long as its files are the same. Its arrays are
     read-only. A file of one's own has `PATH.t` beside it for its test set; else a fifth of each class is held out.
@@ -107,8 +110,10 @@ def load(name: str) -> Dataset:
         raise InputError(f"data: {name!r} was given; the name of a dataset is needed, such as 'mnist'")
     if name.startswith(LOCAL):
         return _load_local(name)
+    if name.startswith(TABLE):
+        return _load_table(name)
     if name not in DATASETS:
-        raise unknown("data", name, [*DATASETS, f"{LOCAL}PATH"])
+        raise unknown("data", name, [*DATASETS, f"{LOCAL}PATH", f"{TABLE}PATH"])
     return DATASETS[name][1]()
 
 
@@ -256,6 +261,63 @@ def _load_local(name: str) -> Dataset:
     return _load(_local, (path, test) if test else (path,))
 
 
+def _load_table(name: str) -> Dataset:
+    """Tables of one's own: a folder with a csv file per client, or one file, with the column that says whose a row is
+    behind a #. The label is the column "label", "target", "class" or "y", or else the last one."""
+    path, _, column = name.removeprefix(TABLE).partition("#")
+    place = Path(path).expanduser().absolute()
+    if place.is_dir():
+        if column:
+            raise InputError(f"data: {name!r} was given; a column is named of one file, and {path!r} is a folder")
+        return _load(_table, tuple(sorted(place.glob("*.csv"))) or (place,))
+    if not place.is_file():
+        raise InputError(f"data: {name!r} was given; csv:FOLDER, a csv file per client, or csv:FILE#COLUMN is needed")
+    return _load(partial(_table, column=column or None) if column else _table, (place,))
+
+
+def _table(*paths: Path, column: str | None = None) -> Dataset:
+    """The dataset of csv files."""
+    if paths[0].is_dir():
+        raise InputError(f"data: {str(paths[0])!r} holds no csv file; one per client is needed")
+    single = len(paths) == 1
+    tables: Any = {path.stem: read_csv(path) for path in paths}
+    columns = next(iter(tables.values()))
+    named = [name for name in LABELS if name in columns]
+    label = named[0] if named else [name for name in columns if name != column][-1]
+    records = records_of(columns if column else tables, column, Reading(label=label))
+    if not records.classes:
+        raise InputError(f"data: the label {label!r} of {str(paths[0])!r} has no classes; the tasks here learn classes")
+    return _of_records(paths[0].stem if single else paths[0].parent.name, records, owned=bool(column) or not single)
+
+
+def _heart() -> Dataset:
+    """The four hospitals' patients, ready for tasks."""
+    return _of_records(
+        "heart", records_of(heart(), None, Reading(label="ill", categories=("cp", "restecg"))), owned=True
+    )
+
+
+def _of_records(name: str, records: Any, owned: bool) -> Dataset:
+    """A dataset of clients' records; a fifth of every client's examples of each class is held out for the test set."""
+    inputs = np.concatenate([own["input"] for own in records.data])
+    labels = np.concatenate([own["label"] for own in records.data])
+    owner = np.repeat(np.arange(len(records.data)), [len(own["label"]) for own in records.data])
+    pairs = owner * len(records.classes) + labels
+    held_out = hold_out(f"data: the held-out fraction of {name}", pairs, HELD_OUT, seed=0, rare=True)
+    parts = [{"input": inputs[where].astype(np.float32), "label": labels[where]} for where in (~held_out, held_out)]
+    return Dataset(
+        name,
+        parts[0],
+        parts[1],
+        len(records.classes),
+        standardising(parts[0]["input"]),
+        tuple(map(str, records.classes)),
+        owner[~held_out] if owned else None,
+        records.names if owned else (),
+        records.columns,
+    )
+
+
 def _local(*paths: Path) -> Dataset:
     return _records(_unpacked_name(paths[0]), *_libsvm_parts(paths))
 
@@ -365,6 +427,7 @@ _CIFAR10 = _Stored(
 DATASETS: Mapping[str, tuple[str, Callable[[], Dataset]]] = {
     "digits": ("1,797 handwritten digits of 8 x 8 pixels, ten classes; built in", partial(_load, digits)),
     "breast_cancer": ("569 tumours, 30 measurements, two classes; built in", partial(_load, breast_cancer)),
+    "heart": ("740 patients of four hospitals, 15 features, ill or not; built in", partial(_load, _heart)),
     "wine": ("178 wines, 13 measurements, three classes; built in", partial(_load, wine)),
     "mnist": (
         "70,000 handwritten digits of 28 x 28 pixels, ten classes",

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
+from pathlib import Path
 
 import numpy as np
 
 from rookery.data import partitions
 from rookery.data.federated import Augment, Clients, Split, federate
 from rookery.data.inputs import Scale
+from rookery.data.tables import read_csv
 from rookery.errors import InputError
 
-__all__ = ["Dataset", "breast_cancer", "digits", "standardising", "synthetic", "wine"]
+__all__ = ["Dataset", "breast_cancer", "digits", "heart", "standardising", "synthetic", "wine"]
 
 
 # Not comparable by value: == on arrays has no single answer.
@@ -31,6 +33,9 @@ class Dataset:
       classes: the number of classes; labels are 0, ..., classes - 1.
       scale: what makes a stored input one for a network, inside the program; by default nothing is changed.
       class_names: what the classes are called; by default their numbers.
+      owner: of every training example, the number of the client whose it is, where the data has clients of its own.
+      owners: who these are.
+      columns: what the inputs are called, where they came from a table.
     """
 
     name: str
@@ -39,6 +44,9 @@ class Dataset:
     classes: int
     scale: Scale = field(default=None, repr=False)  # type: ignore[assignment]
     class_names: tuple[str, ...] = field(default=(), repr=False)
+    owner: np.ndarray | None = field(default=None, repr=False)
+    owners: tuple[str, ...] = field(default=(), repr=False)
+    columns: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self):
         if self.scale is None:
@@ -58,7 +66,8 @@ class Dataset:
         """
         _check_fraction("fraction", fraction)
         held_out = hold_out("fraction", self.train["label"], fraction, seed)
-        return replace(self, train=_take(self.train, ~held_out), test=_take(self.train, held_out))
+        owner = None if self.owner is None else self.owner[~held_out]
+        return replace(self, train=_take(self.train, ~held_out), test=_take(self.train, held_out), owner=owner)
 
     def first(self, train: int, test: int) -> Dataset:
         """The first training and test examples, as many as are asked for."""
@@ -67,7 +76,8 @@ class Dataset:
                 raise InputError(
                     f"{name}: {number} was given; {self.name} has {len(whole['label'])} examples of that part"
                 )
-        return replace(self, train=_take(self.train, slice(train)), test=_take(self.test, slice(test)))
+        owner = None if self.owner is None else self.owner[:train]
+        return replace(self, train=_take(self.train, slice(train)), test=_take(self.test, slice(test)), owner=owner)
 
     def partition(
         self,
@@ -82,7 +92,7 @@ class Dataset:
 
         Args:
           scheme: a partition such as `Dirichlet(0.2)`, or its short text, `"dirichlet:0.2"`.
-          clients: the number of clients.
+          clients: the number of clients; those of "natural" are the data's own, however many.
           seed: what the partition and the validation split are drawn from.
           validation: None, or the fraction of each client's examples to set aside. With it a client's data
             is `Split(lower=training part, upper=validation part)`: the lower problem of a bilevel task
@@ -106,12 +116,29 @@ class Dataset:
             )
         if validation is not None:
             _check_fraction("validation", validation)
-        parts = scheme.assign(self.train["label"], clients, seed)
+        names = ()
+        if isinstance(scheme, partitions.Natural):
+            parts, names = self._natural(scheme)
+        else:
+            parts = scheme.assign(self.train["label"], clients, seed)
         if validation is None:
             data = [_take(self.train, part) for part in parts]
         else:
             data = [self._split(part, validation, i, seed) for i, part in enumerate(parts)]
-        return federate(data, weights=weights, augment=augment)
+        made = federate(data, weights=weights, augment=augment)
+        return replace(made, names=names or made.names, columns=self.columns)
+
+    def _natural(self, scheme: partitions.Natural) -> tuple[list[np.ndarray], tuple[str, ...]]:
+        """The examples of each of the data's own clients, and who they are; those without training examples are left
+        out."""
+        if self.owner is None:
+            raise InputError(
+                f"partition: natural was given, and {self.name} has no clients of its own; data that has is "
+                "csv:FOLDER, a file per client, csv:FILE#COLUMN, and heart"
+            )
+        parts = {name: np.flatnonzero(self.owner == number) for number, name in enumerate(self.owners)}
+        parts = {name: part for name, part in parts.items() if part.size}
+        return list(parts.values()), tuple(parts)
 
     def _split(self, part, validation, client, seed):
         if part.size < 2:
@@ -187,6 +214,32 @@ def wine(test_fraction: float = 0.2) -> Dataset:
     return _records("wine", load_wine(), test_fraction)
 
 
+HEART = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+
+
+def heart() -> dict[str, dict[str, np.ndarray]]:
+    """740 patients of four hospitals, a table each: ten measurements, and whether the heart is ill.
+
+    As the public benchmark FLamby has them: columns that most hospitals lack are left out, and rows with an empty cell.
+    `cp` (kind of chest pain) and `restecg` (electrocardiogram) are codes: `rk.federate(heart(), label="ill",
+    categories=["cp", "restecg"])`.
+
+    >>> {name: len(table["ill"]) for name, table in heart().items()}
+    {'cleveland': 303, 'hungarian': 261, 'switzerland': 46, 'va': 130}
+
+    Reference: Janosi, Steinbrunn, Pfisterer, Detrano, "Heart Disease", UCI Machine Learning Repository, 1989
+    (CC BY 4.0).
+    """
+    tables = {}
+    for hospital in HOSPITALS:
+        columns = read_csv(Path(__file__).parent / "heart" / f"{hospital}.csv")
+        known = ~np.any([np.isnan(columns[name].astype(float)) for name in (*HEART, "num")], axis=0)
+        table = {name: columns[name][known].astype(np.float64) for name in HEART}
+        tables[hospital] = table | {"ill": (columns["num"][known] > 0).astype(np.int32)}
+    return tables
+
+
 def standardising(inputs: np.ndarray) -> Scale:
     """The scale that gives every feature mean 0 and standard deviation 1 over these inputs, a constant one mean 0."""
     mean, std = inputs.mean(axis=0, dtype=np.float64), inputs.std(axis=0, dtype=np.float64)
@@ -249,14 +302,17 @@ def _records(name, source, test_fraction):
     return Dataset(name, train, _take(examples, is_test), len(names), standardising(train["input"]), names)
 
 
-def hold_out(name, label, fraction, seed):
-    """Which examples are held out: of every class the same fraction, rounded, chosen by a seed."""
+def hold_out(name, label, fraction, seed, rare=False):
+    """Which examples are held out: of every class the same fraction, rounded, chosen by a seed. A class of which that
+    is none, or all, is refused, but for `rare` ones, of which none is."""
     rng = np.random.default_rng(seed)
     held_out = np.zeros(label.size, bool)
     for c in np.unique(label):
         of_class = rng.permutation(np.flatnonzero(label == c))
         count = round(fraction * of_class.size)
-        if not 0 < count < of_class.size:
+        if rare and count == of_class.size:
+            count = 0
+        if not 0 < count < of_class.size and not rare:
             raise InputError(
                 f"{name}: {fraction!r} was given, which takes {count} of the {of_class.size} examples of class {c}; "
                 "both sides need examples of every class"

@@ -39,6 +39,7 @@ __all__ = [
     "ClassHeterogeneity",
     "Dirichlet",
     "LongTail",
+    "Natural",
     "Partition",
     "QuantitySkew",
     "Shards",
@@ -363,6 +364,15 @@ def class_counts(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) 
 
 
 # Name on the command line -> (constructor, one line about it).
+@dataclass(frozen=True)
+class Natural:
+    """The data's own clients: hospitals, regions, people. Only data that knows whose an example is has them."""
+
+    def assign(self, labels, clients: int, seed: int) -> list[np.ndarray]:
+        """It cannot be told from labels; `Dataset.partition` does it."""
+        raise InputError("partition: natural was given for labels alone; it is for data with clients of its own")
+
+
 PARTITIONS: Mapping[str, tuple[Callable[..., Partition], str]] = {
     "iid": (IID, "uniform shuffle, equal sizes"),
     "shards": (Shards, "K label-sorted shards per client, equal sizes (shards:K, K = 2 if left out)"),
@@ -373,12 +383,14 @@ PARTITIONS: Mapping[str, tuple[Callable[..., Partition], str]] = {
     ),
     "hetero": (ClassHeterogeneity, "a share Q of one class per group of clients, equal sizes (hetero:Q)"),
     "quantity": (QuantitySkew, "sizes ~ Dirichlet(A), labels as in the whole (quantity:A)"),
+    "natural": (Natural, "the data's own clients: hospitals, files, or the values of a column (natural)"),
     "longtail": (LongTail, "class sizes falling to a share R, then any partition (longtail:R, longtail:R+hetero:Q)"),
 }
 
 # Name -> (its full form, how the number behind the colon is read, whether it may be left out).
 _FORMS: Mapping[str, tuple[str, Callable[[str], Any] | None, bool]] = {
     "iid": ("iid", None, True),
+    "natural": ("natural", None, True),
     "shards": ("shards:K with an integer K", int, True),
     "dirichlet": ("dirichlet:A with a number A", float, False),
     "dirichlet-class": ("dirichlet-class:A with a number A", float, False),

@@ -93,8 +93,11 @@ def compare(
         else:
             experiments: Any = subjects
             callbacks = lambda place: race(place.name)
-            with comparison_folder(folder, asked_of(experiments, budget, seeds, amount), list(methods)):
-                found = compare_in_folder(experiments, folder, budget=budget, callbacks=callbacks, say=say, **shared)
+            asked = asked_of(experiments, budget, seeds, amount)
+            with comparison_folder(folder, asked, list(methods)) as before:
+                found = compare_in_folder(
+                    experiments, folder, budget=budget, before=before, callbacks=callbacks, say=say, **shared
+                )
         write_comparison(found, folder)
         say(f"results in {folder}: comparison.csv, comparison.png, report.html, and a folder for every run")
         return found
@@ -243,9 +246,9 @@ def asked_of(
 
 
 @contextlib.contextmanager
-def comparison_folder(folder: Path, asked: dict[str, Any], methods: list[str]) -> Iterator[None]:
-    """Holds the folder of a comparison. That of another one, whose table would be overwritten, is refused; methods may
-    be added to one. One that is refused before it has begun leaves nothing."""
+def comparison_folder(folder: Path, asked: dict[str, Any], methods: list[str]) -> Iterator[list[str]]:
+    """Holds the folder of a comparison, and gives the methods that it has besides. That of another one, whose table
+    would be overwritten, is refused; methods may be added. One that is refused before it has begun leaves nothing."""
     path, there = folder / "compare.json", folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -254,9 +257,9 @@ def comparison_folder(folder: Path, asked: dict[str, Any], methods: list[str]) -
     try:
         with hold(folder, "out"):
             known = path.is_file()
-            _same_comparison(path, asked, methods)
+            before = _same_comparison(path, asked, methods)
             try:
-                yield
+                yield before
             except BaseException:
                 if not known and not any(child.is_dir() for child in folder.iterdir()):
                     path.unlink(missing_ok=True)
@@ -266,14 +269,16 @@ def comparison_folder(folder: Path, asked: dict[str, Any], methods: list[str]) -
             folder.rmdir()
 
 
-def _same_comparison(path: Path, asked: dict[str, Any], methods: list[str]) -> None:
-    """Refuses what another comparison was asked; writes what this one is, with all its methods so far."""
+def _same_comparison(path: Path, asked: dict[str, Any], methods: list[str]) -> list[str]:
+    """Refuses what another comparison was asked; writes what this one is, with all its methods so far, and gives those
+    that are not among the methods of now."""
     kept = read_json(path, "out", "; give another folder") if path.is_file() else asked
     if different := [name for name in asked if kept.get(name) != asked[name]]:
         shown = different[0].replace("_", " ")
         raise InputError(f"out: {str(path.parent)!r} holds a comparison with other {shown}; give another folder")
     before = [label for label in kept.get("methods", []) if label not in methods]
     write_text(path, json.dumps(asked | {"methods": [*before, *methods]}, indent=1))
+    return before
 
 
 @contextlib.contextmanager

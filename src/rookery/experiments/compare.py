@@ -223,12 +223,21 @@ def compare_in_folder(
     folder: Path,
     *,
     budget: Budget,
+    before: Sequence[str] = (),
     callbacks: Callable[[Path], Iterable[Callback]] | None = None,
     say: Callable[[str], Any] = lambda text: None,
     **options: Any,
 ) -> Comparison:
-    """The experiments of a task compared in a folder: a run that is done is not run again, nor tuned again."""
+    """The experiments of a task compared in a folder: a run that is done is not run again, nor tuned again. `before`
+    are methods that the folder holds already: they stay part of the comparison."""
     folders: list[Path] = []
+    first, seeds = next(iter(experiments.values())).options.seed, options.get("seeds", 3)
+    there = {label: [folder / run_label(label, first + number) for number in range(seeds)] for label in before}
+    kept = {
+        label: [resume_folder(path, callbacks)[0] for path in paths]
+        for label, paths in there.items()
+        if all((path / CONFIG).is_file() for path in paths)
+    }
 
     def run_one(experiment: Any, label: str) -> Result:
         folders.append(folder / label)
@@ -240,7 +249,14 @@ def compare_in_folder(
 
     labels = {experiment.method_name: label for label, experiment in experiments.items()}
     found = compare_subjects(experiments, run_one, budget=budget, tune_one=tune_one, say=say, **options)
-    return dataclasses.replace(found, folders=tuple(folders))
+    histories = {label: [result.history for result in results] for label, results in kept.items()}
+    diverged = {label: [result.status == "diverged" for result in results] for label, results in kept.items()}
+    return dataclasses.replace(
+        found,
+        histories={**histories, **found.histories},
+        diverged={**diverged, **found.diverged},
+        folders=(*(path for label in kept for path in there[label]), *folders),
+    )
 
 
 def check(seeds: int, tune_budget: float | None) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rookery.algorithms.registry import find_method
-from rookery.data.partitions import parse
+from rookery.data.partitions import Natural, parse
 from rookery.errors import InputError
 from rookery.experiments.codec import CLASS, build, decode, encode
 from rookery.federation.sampling import All, Uniform
@@ -33,6 +33,8 @@ CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
 Callback = Callable[[int, dict], Any]
 
+COHORT = 10  # clients per round, where there are more and nothing is said
+
 
 @dataclass(frozen=True)
 class CommonOptions:
@@ -40,8 +42,8 @@ class CommonOptions:
 
     clients: int = 100
     """Number of clients that the data is divided over."""
-    cohort: int = 10
-    """Clients per round, drawn uniformly without replacement; 0: all of them."""
+    cohort: int | None = None
+    """Clients per round, drawn uniformly without replacement; 0: all of them; by default 10, or all where fewer."""
     partition: str = "iid"
     """How the data is divided, such as iid, shards:2 or dirichlet:0.2; rookery list shows all."""
     batch_size: int | None = None
@@ -85,30 +87,41 @@ class Experiment:
     def assemble(self, tuning: bool = False) -> Assembly:
         """The task on its clients."""
         options = self.options
-        if options.clients < 1 or options.cohort < 0:
+        if options.clients < 1 or (options.cohort or 0) < 0:
             raise InputError(
                 f"clients, cohort: {options.clients}, {options.cohort} were given; clients >= 1, cohort >= 0"
             )
-        if options.cohort > options.clients:
-            raise InputError(
-                f"cohort: {options.cohort} was given for {options.clients} clients; at most that many are allowed, and "
-                "0 stands for all of them"
-            )
+        partition = parse(options.partition)
+        if not isinstance(partition, Natural):
+            self._cohort(options.clients)
         if options.target is not None and not math.isfinite(options.target):
             raise InputError(f"target: {options.target} was given; a finite number is needed")
-        return self.task.assemble(parse(options.partition), options.clients, options.seed, tuning=tuning)
+        return self.task.assemble(partition, options.clients, options.seed, tuning=tuning)
+
+    def _cohort(self, population: int) -> int:
+        """Clients per round, 0: all of them."""
+        cohort = self.options.cohort
+        if cohort is None:
+            return COHORT if population > COHORT else 0
+        if cohort > population:
+            raise InputError(
+                f"cohort: {cohort} was given for {population} clients; at most that many are allowed, and 0 stands for "
+                "all of them"
+            )
+        return cohort
 
     def arguments(self, assembly: Assembly) -> dict[str, Any]:
         """What `rk.run` and `rk.sweep` are given, but for the method and the rounds."""
         options = self.options
         batch_size = self.task.batch_size if options.batch_size is None else options.batch_size
+        cohort = self._cohort(assembly.clients.population)
         return {
             "problem": assembly.problem,
             "clients": assembly.clients,
             "x": assembly.x,
             "y": assembly.y,
             "start": assembly.start,
-            "sampling": Uniform(options.cohort) if options.cohort else All(),
+            "sampling": Uniform(cohort) if cohort else All(),
             "batch_size": batch_size or None,
             "seed": options.seed,
             "metrics": assembly.metrics,

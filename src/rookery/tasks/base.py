@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite, prod
 from typing import Any, Protocol
 
-from rookery.data.catalogue import DATASETS, LOCAL, load
+from rookery.data.catalogue import DATASETS, LOCAL, TABLE, load
 from rookery.data.datasets import Dataset
 from rookery.data.federated import Clients
 from rookery.data.inputs import CropFlip
@@ -39,8 +39,8 @@ class Assembly:
 
 def find_dataset(name: str, tuning: bool = False) -> Dataset:
     """A task's data by its name in the catalogue; for tuning, without its test set."""
-    if name not in DATASETS and not name.startswith(LOCAL):
-        raise unknown("task.data", name, [*DATASETS, f"{LOCAL}PATH"])
+    if name not in DATASETS and not name.startswith((LOCAL, TABLE)):
+        raise unknown("task.data", name, [*DATASETS, f"{LOCAL}PATH", f"{TABLE}PATH"])
     dataset = load(name)
     return dataset.for_tuning() if tuning else dataset
 
