@@ -446,3 +446,17 @@ def test_what_the_machine_cannot_hold_is_refused(tmp_path, capsys):
         assert main(["run", *words, "--out", str(tmp_path / "run")]) == 2
         assert sentence in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("command", "option"), {"run": "--rounds", "compare": "--megabytes"}.items())
+def test_options_are_shown_without_a_task(command, option, capsys):
+    assert main([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert option in shown and "--cohort" in shown and "--help after them" in shown.replace("\n", " ")
+
+
+def test_a_target_that_was_not_reached_is_said(tmp_path, capsys):
+    small = ["--clients", "5", "--rounds", "2", "--out", str(tmp_path / "out")]
+    assert main(["run", "classify", "fedavg", *small, "--target", "0.999"]) == 0
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "the target was not reached: accuracy 0.999 was asked for, and the best was 0." in said

@@ -195,3 +195,25 @@ def test_a_client_leaves_when_its_loops_have_ended(steps, sentence, engine):
     problem = rk.Joint(lambda x, y, e: (x - e["a"]) ** 2 + (y - x) ** 2)
     with pytest.raises(rk.InputError, match=sentence):
         rk.run(problem, contract(steps=steps), CLIENTS, x=0.0, y=0.0, rounds=1, engine=engine)
+
+
+SAID = {
+    "a negative step": (rk.SimFBO(lr=rk.Rates(0.1, x=-0.1)), "lr.x: -0.1 was given; a step size is not negative"),
+    "all negative": (rk.SimFBO(lr=rk.Rates(-0.1)), "lr: -0.1 was given; a step size is not negative"),
+    "a negative client": (
+        rk.SimFBO(lr=rk.Rates(rk.PerClient([0.1, -0.1, 0.1]))),
+        "lr: PerClient.* was given; a step size is not negative",
+    ),
+    "a rate that the method does not take": (
+        rk.FedNest(lr=rk.Rates(x=0.1, y=0.1, v=0.1)),
+        "lr.v: 0.1 was given, and this method takes no rate for 'v'; it takes x, y",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_rates_that_cannot_be_are_refused(name):
+    method, sentence = SAID[name]
+    exact = rk.exact.QuadraticBilevel.random(clients=3, dims=(2, 2), seed=0)
+    with pytest.raises(rk.InputError, match=sentence):
+        rk.run(exact.problem, method, exact.clients, rounds=1, **exact.start())

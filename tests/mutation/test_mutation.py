@@ -99,8 +99,8 @@ SURVIVORS: dict[str, dict[str, str]] = {
     "drift": {
         "Duals | a: Any = amount(default=1.0) | 1.0 -> 0.0": "a default, which the references give themselves",
         "Duals | a: Any = amount(default=1.0) | 1.0 -> 2.0": "a default, which the references give themselves",
-        "Duals | gamma: GivenRates = rates(default=Rates(1.0)) | 1.0 -> 0.0": "a default, which the references give themselves",
-        "Duals | gamma: GivenRates = rates(default=Rates(1.0)) | 1.0 -> 2.0": "a default, which the references give themselves",
+        "Duals | gamma: GivenRates = rates(default=Rates(1.0), positive=False) | 1.0 -> 0.0": "a default, which the references give themselves",
+        "Duals | gamma: GivenRates = rates(default=Rates(1.0), positive=False) | 1.0 -> 2.0": "a default, which the references give themselves",
     },
     "aggitd": {
         _NEXT + "old -> new": "before Q z and the product are 0",

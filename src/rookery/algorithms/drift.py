@@ -134,7 +134,7 @@ class Duals:
     Reference: Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework, Algorithm 1.
     """
 
-    gamma: GivenRates = rates(default=Rates(1.0))
+    gamma: GivenRates = rates(default=Rates(1.0), positive=False)
     a: Any = amount(default=1.0)
     d: Any = amount(default="inverse-probability", words={"inverse-probability": InverseProbability()}, name="d")
 

@@ -58,7 +58,7 @@ class FedBiOAcc:
 
     lr: GivenRates = rates()
     local_steps: int = count(default=1)
-    momentum: GivenRates = rates(default=Rates(1.0))
+    momentum: GivenRates = rates(default=Rates(1.0), positive=False)
     delta: float = 1.0
     offset: float = 1.0
     first_batch: int | None = count(default=None, static=True)

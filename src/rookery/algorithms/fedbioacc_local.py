@@ -65,7 +65,7 @@ class FedBiOAccLocal:
 
     lr: GivenRates = rates()
     local_steps: int = count(default=1)
-    momentum: GivenRates = rates(default=Rates(1.0))
+    momentum: GivenRates = rates(default=Rates(1.0), positive=False)
     delta: float = 1.0
     offset: float = 1.0
     hypergradient: Estimator = estimator_field(Neumann())

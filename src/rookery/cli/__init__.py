@@ -91,7 +91,7 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         return 0
     if command not in COMMANDS:
         raise unknown("command", command, COMMANDS)
-    if {"-h", "--help"} & set(rest[:1]):
+    if {"-h", "--help"} & set(rest[:1]) and command not in commands.HELP:
         console.print(USAGE, markup=False, end="", soft_wrap=True)
         return 0
     return COMMANDS[command](rest, console)

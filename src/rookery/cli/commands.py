@@ -59,9 +59,24 @@ def leading_words(arguments: list[str]) -> list[str]:
     return words
 
 
+HELP = ("run", "compare")  # commands that show their options without a task
+
+
+def _show_options(command: str, options: type[Any], rest: str) -> None:
+    """The options of a command that do not depend on the task; those that do are named."""
+    description = (
+        f"Options of the task and of the methods are shown by --help after them: rookery {command} {rest} --help"
+    )
+    with contextlib.suppress(SystemExit):
+        fill(make_form(run=options), ["--help"], f"rookery {command} {rest}", description)
+
+
 def run(arguments: list[str], console: Console) -> int:
     """`rookery run TASK METHOD [options]`."""
     words = leading_words(arguments)
+    if arguments[:1] in (["-h"], ["--help"]):
+        _show_options("run", RunOptions, "TASK METHOD")
+        return 0
     if len(words) < 2:
         raise InputError("run: a task and a method are needed, as in: rookery run hyperrep simfbo")
     if len(words) > 2:
@@ -72,7 +87,7 @@ def run(arguments: list[str], console: Console) -> int:
     experiment = Experiment(task_name, parsed.task, row.name, parsed.method, parsed.run)
     with watched(experiment, console) as callbacks:
         result, folder = launch(experiment, parsed.run.out, callbacks)
-    return _conclude(console, short_name(row.name), result, folder)
+    return _conclude(console, short_name(row.name), result, folder, experiment)
 
 
 def resume(arguments: list[str], console: Console) -> int:
@@ -92,7 +107,7 @@ def resume(arguments: list[str], console: Console) -> int:
         return 0
     with watched(experiment, console) as callbacks:
         result, _ = resume_folder(folder, callbacks)
-    return _conclude(console, short_name(experiment.method_name), result, folder)
+    return _conclude(console, short_name(experiment.method_name), result, folder, experiment)
 
 
 @contextlib.contextmanager
@@ -123,11 +138,17 @@ def _sentences(console: Console) -> Iterator[None]:
         yield
 
 
-def _conclude(console: Console, name: str, result: Result, folder: Path) -> int:
+def _conclude(console: Console, name: str, result: Result, folder: Path, experiment: Experiment) -> int:
     """Says how a run ended and where its results are; gives the exit status."""
     show_results(console, {name: result})
     say = lambda text: console.print(text, markup=False, soft_wrap=True)
     say(f"results in {folder}")
+    target, config = experiment.options.target, read_config(folder)
+    metric = str(config.get("main_metric"))
+    if target is not None and result.status == "done" and metric in result.history:
+        best = float(min(result.history[metric]) if config.get("falling") else max(result.history[metric]))
+        if not (best <= target if config.get("falling") else best >= target):
+            say(f"the target was not reached: {metric} {target:g} was asked for, and the best was {best:.4g}")
     if result.status == "interrupted":
         say(f"interrupted after round {result.state.round}; what was done is there: rookery resume {folder} goes on")
         return 130
@@ -164,6 +185,9 @@ class CompareOptions(CommonOptions):
 def compare(arguments: list[str], console: Console) -> int:
     """`rookery compare TASK METHOD... [options]`."""
     words = leading_words(arguments)
+    if arguments[:1] in (["-h"], ["--help"]):
+        _show_options("compare", CompareOptions, "TASK METHOD...")
+        return 0
     if len(words) < 2:
         raise InputError("compare: a task and methods are needed, as in: rookery compare hyperrep simfbo fedbioacc")
     task_name, labels = full_name(words[0]), words[1:]

@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from rookery.errors import InputError, unknown
 from rookery.federation import codec
 from rookery.federation.rates import PerClient, Rates, as_float
@@ -40,6 +42,7 @@ class Scope(NamedTuple):
     shared: tuple[str, ...]
     population: int
     random: int = 0  # the random schedules among the fields before
+    others: tuple[str, ...] = ()  # sequences of the problem that the method takes no step sizes for
 
 
 class Option(NamedTuple):
@@ -85,9 +88,10 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class RatesField(Field):
-    """One number for each sequence: step sizes, momenta."""
+    """One number for each sequence: step sizes, which are not negative, or momenta."""
 
     optional: bool = False
+    positive: bool = True
 
     def bind(self, argument: str, value: Any, scope: Scope) -> Any:
         if value is None and self.optional:
@@ -97,7 +101,19 @@ class RatesField(Field):
                 f"{argument}: {value!r} was given and this problem has {', '.join(scope.names)}; "
                 f"use rk.Rates({value!r}) for one rate in all of them"
             )
-        return bound_rates(argument, value, scope.names, scope.population)
+        for name, rate in value.entries().items() if isinstance(value, Rates) else ():
+            if name in scope.others:
+                raise InputError(
+                    f"{argument}.{name}: {rate!r} was given, and this method takes no rate for {name!r}; it takes "
+                    f"{', '.join(scope.names)}"
+                )
+        made = bound_rates(argument, value, scope.names, scope.population)
+        for name, rate in made.entries().items():
+            if self.positive and np.any(np.asarray(0 if callable(rate) else getattr(rate, "table", rate)) < 0):
+                raise InputError(
+                    f"{argument}.{name}: {rate!r} was given; a step size is not negative".replace(".default", "")
+                )
+        return made
 
     def option(self, default: Any, rates: Mapping[str, float], text: str) -> dict[str, Option]:
         if self.optional:
@@ -316,9 +332,9 @@ def _made(meaning: Field, default: Any, static: bool = False) -> Any:
     return dataclasses.field(default=default, metadata={MEANING: meaning, "static": static})
 
 
-def rates(*, default: Any = dataclasses.MISSING) -> Any:
-    """A field of numbers by sequence; with `default=None` it may be left out."""
-    return _made(RatesField(optional=default is None), default)
+def rates(*, default: Any = dataclasses.MISSING, positive: bool = True) -> Any:
+    """A field of numbers by sequence, step sizes unless not `positive`; with `default=None` it may be left out."""
+    return _made(RatesField(default is None, positive), default)
 
 
 def amount(*, default: Any, words: Mapping[str, Any] | None = None, name: str = "") -> Any:

@@ -187,7 +187,9 @@ def bind(program: T, problem: Problem, population: int) -> T:
             f"{type(program).__name__}: it needs every sequence shared, and {', '.join(local)} of this "
             f"{problem.kind} problem stay local; a method that keeps local sequences on their clients is needed"
         )
-    ready: Any = bound(owner, Scope(owner.uses or problem.names, problem.shared, population))
+    uses = owner.uses or problem.names
+    others = tuple(name for name in problem.names if name not in uses)
+    ready: Any = bound(owner, Scope(uses, problem.shared, population, others=others))
     ready.check(problem, population)
     return ready
 
