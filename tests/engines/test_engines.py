@@ -84,7 +84,12 @@ SCHEMES = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+RARER = ("with-replacement", "weighted")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) if name in RARER else name for name in SCHEMES]
+)
 def test_engines_agree_on_the_whole_contract(name):
     method = Everything(lr=rk.Rates(0.02))
     result = agree(bed("E1"), method, sampling=SCHEMES[name], batch_size=2, seed=2)

@@ -15,7 +15,7 @@ from rookery.cli import forms
 from rookery.experiments.experiment import Options
 from rookery.tasks import registry
 
-CASES, MANY = 150, 5000
+CASES, MANY = 100, 5000
 BLOCK = 50
 
 TASKS = [

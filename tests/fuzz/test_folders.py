@@ -15,7 +15,7 @@ import rookery as rk
 import rookery.runs.folder
 from fuzz.harness import command, half_written
 
-CASES, MANY = 120, 4000
+CASES, MANY = 60, 4000
 BLOCK = 60
 
 SMALL = ["hyperrep", "simfbo", "--rounds", "6", "--clients", "6", "--cohort", "3", "--task.hidden", "4", "--every", "1"]

@@ -34,7 +34,22 @@ def shared(tmp_path_factory):
     return tmp_path_factory.mktemp("shared")
 
 
-@pytest.mark.parametrize("name", STUDIES)
+# One of each file, and those that other tests look at; the others are made of the same parts.
+QUICK = (
+    "aggitd-table2",
+    "aggitd-fig3",
+    "aggitd-fig4",
+    "simfbo-fig4",
+    "fedmsa-mco",
+    "fedvra-fig2",
+    "fedvra-u",
+    "frontier",
+)
+QUICK += ("fedbio-rates", "fedbio-tasks")
+SMALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in STUDIES]
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_the_small_version_of_every_study_runs(name, tmp_path, shared):
     tmp_path = shared if STUDIES[name].runs_of or name in ("frontier", "aggitd-fig3", "aggitd-fig4") else tmp_path
     page, done = reproduce(name, seeds=1, quick=True, out=tmp_path, say=lambda text: None)

@@ -63,7 +63,8 @@ def survives(moment, undisturbed, tmp_path):
 
 # One in each file: config.json, a row of the history, run.json, a checkpoint's folder, its old ones, the results one by
 # one, and the checkpoints that are not needed any more.
-MOMENTS = ["replace:1", "row:4", "replace:3", "replace:-6", "replace:-1", "rmdir:-2"]
+MOMENTS = ["row:4", "replace:-6", "rmdir:-2"]
+MOMENTS += [pytest.param(moment, marks=pytest.mark.full) for moment in ("replace:1", "replace:3", "replace:-1")]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
