@@ -234,7 +234,10 @@ def test_scopes_that_do_not_fit_are_refused():
         (lambda: rk.AggITD(lr=rk.Rates(0.1), lower_rounds=0), "lower_rounds: 0 was given"),
         (lambda: rk.AggITD(lr=rk.Rates(0.1), upper_steps=0), "upper_steps: 0 was given"),
         (lambda: rk.FedNest(lr=rk.Rates(x=0.1)), "lr: no rate for y"),
-        (lambda: rk.FedNest(lr=rk.Rates(x=0.1, y=0.1, v=0.1)), "lr: there is no sequence 'v'"),
+        (
+            lambda: rk.FedNest(lr=rk.Rates(x=0.1, y=0.1, v=0.1)),
+            "lr.v: 0.1 was given, and this method takes no rate for 'v'; it takes x, y",
+        ),
         (lambda: rk.FedMSA(lr=rk.Rates(0.1), momentum=1.5), "momentum: 1.5 was given; 0 < rho <= 1"),
         (lambda: rk.FedMSA(lr=rk.Rates(0.1), local_clients=9), "local_clients: 9 was given; there are 3 clients"),
     ],
