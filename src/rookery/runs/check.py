@@ -246,6 +246,9 @@ def order_of_clients(method: Any, exact: Any) -> str:
     start = jax.tree.map(lambda leaf: leaf + 0.3, exact.start(leaves=2))
     options = {"rounds": 6, "precision": "float64", **start}
     first = run(exact.problem, method, exact.clients, **options)
+    asked, answered = first.ledger.exchanges_of, first.ledger.replies_of
+    if any(answered[phase] < exact.clients.population * asked[phase] for phase in asked):
+        return "may matter: it picks clients by itself, by their place in the cohort"
     other = run(exact.problem, method, exact.clients.subset(order), **options)
     shared = exact.problem.shared
     apart = max(float(np.abs(_flat(first.sequences[n]) - _flat(other.sequences[n])).max()) for n in shared)
