@@ -228,7 +228,7 @@ class _Loop:
         return self.result(status, divergence)
 
     def advance(self, rounds: int) -> Divergence | None:
-        """So many rounds in one call, short enough to be interrupted."""
+        """Some rounds in one call, short enough to be interrupted."""
         begun = time.perf_counter()
         done = self.session.advance(rounds)
         took = time.perf_counter() - begun

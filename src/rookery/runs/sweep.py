@@ -239,7 +239,7 @@ class _Lanes:
         ]
 
     def advance_in_parts(self, rounds: int) -> None:
-        """So many rounds, in calls short enough to be interrupted."""
+        """Some rounds, in calls short enough to be interrupted."""
         while rounds > 0:
             ask, before = min(rounds, self.rounds_per_call), self.seconds
             self.advance(ask)
