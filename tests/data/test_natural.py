@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -86,3 +90,15 @@ def test_a_cohort_is_at_most_all_clients(tmp_path, capsys):
     )
     assert rk.Result.load(tmp_path / "twelve").ledger.replies == 10
     capsys.readouterr()
+
+
+def test_the_commands_on_tables_that_the_page_prints_run(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "your-own-problem.md").read_text()
+    commands = re.findall(r"^rookery run .*csv:.*$", page, re.MULTILINE)
+    assert len(commands) == 2
+    monkeypatch.chdir(tmp_path)
+    write_tables(tmp_path / "hospitals")
+    text = (tmp_path / "all.csv").read_text()
+    (tmp_path / "all.csv").write_text(text.replace("site,", "hospital,", 1))
+    for command in commands:
+        assert main([*shlex.split(command)[1:], "--rounds", "1"]) == 0, capsys.readouterr().err

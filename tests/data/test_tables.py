@@ -83,8 +83,7 @@ def test_own_parts_for_validation_and_test():
     np.testing.assert_allclose(lower["input"].mean(axis=0), 0, atol=1e-12)
     np.testing.assert_allclose(lower["input"].std(axis=0), [1, 0], atol=1e-12)
     every = np.concatenate([part["input"][:, 0] for part in (lower, upper, test)])
-    back = every * table["x"][~np.isin(np.arange(100), [])].std() * 0 + every  # all different: none is in two parts
-    assert len(np.unique(back)) == 100
+    assert len(np.unique(every)) == 100  # all different: none is in two parts
     again = rk.federate({"A": table}, label="ill", test=0.3, validation=0.2, standardise=True)
     np.testing.assert_array_equal(again.own_test(0)["input"], test["input"])
     given = rk.federate([{"a": np.ones(3)}], test=[{"a": np.zeros(2)}])
@@ -99,7 +98,7 @@ WRONG = {
     "no such label": ((ALL, {"by": "site", "label": "il"}), "label: 'il' was given, and client 'A' has no such column (did you mean 'ill'?)"),
     "no such by": ((ALL, {"by": "sites", "label": "ill"}), "by: 'sites' was given, and the table has no such column (did you mean 'site'?)"),
     "no by": ((ALL, {"label": "ill"}), "by: none was given; one table of all clients needs the column"),
-    "by with many tables": (({"A": A, "B": B}, {"by": "ill"}), "client 'A'|column 'A'|by: "),
+    "by with many tables": (({"A": A, "B": B}, {"by": "ill"}), "by: 'ill' was given with a table for each client; it is for one table of all"),
     "an empty by": ((ALL.assign(site=["A", None, "A", "B", "B"]), {"by": "site", "label": "ill"}), "by: column 'site' is empty in row 1"),
     "texts": ((ALL.assign(bp=["x", "y", "x", "z", "y"]), {"by": "site", "label": "ill"}), "client 'A', column 'bp' holds 'x' in 3 rows (0, 1, 2); make numbers of it, or give categories=['bp']"),
     "a text among numbers": ((ALL.assign(bp=[1, 2, "3?", 4, 5]), {"by": "site", "label": "ill"}), "client 'A', column 'bp' holds '3?' in row 2"),
@@ -130,7 +129,7 @@ WRONG = {
     "lengths": (({"A": {"x": [1, 2], "t": [1]}}, {"label": "t"}), "client 'A' has columns of different lengths, x 2, t 1"),
     "columns in columns": (({"A": {"x": [[1, 2]], "t": [1]}}, {"label": "t"}), "column 'x' has shape (1, 2); one value per row is needed"),
     "no table": (({"A": A, "B": 3}, {"label": "ill"}), "client 'B' is int; a table with columns by name is needed"),
-    "a test that is none": ((ALL, {"by": "site", "label": "ill", "test": 1.5}), "test: 1.5 was given; a number above 0 and below 1"),
+    "a test that is none": ((ALL, {"by": "site", "label": "ill", "test": 1.5}), "test: 1.5 was given; a number strictly between 0 and 1 is needed"),
     "a test of too few": (({"A": A, "B": B.iloc[:1]}, {"label": "ill", "test": 0.5}), "test: 0.5 was given, and client 'B' has 1 examples; two are needed"),
     "pytrees": (([{"a": np.ones(2)}], {"missing": "drop"}), "missing: it was given, and the clients hold pytrees; it is for tables"),
 }  # fmt: skip
@@ -141,7 +140,7 @@ def test_a_wrong_table_has_its_sentence(name):
     (data, options), sentence = WRONG[name]
     with pytest.raises(rk.InputError) as raised:
         rk.federate(data, **options)
-    assert any(part in str(raised.value) for part in sentence.split("|")), str(raised.value)
+    assert sentence in str(raised.value), str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -209,19 +209,11 @@ def compare(arguments: list[str], console: Console) -> int:
     comparing.check(options.seeds, tuned)
     folder = options.out or make_folder(f"compare_{Path(task_name).stem}")
     say = lambda text: console.print(text, markup=False, soft_wrap=True)
-    asked = api.asked_of(experiments, budget, options.seeds, tuned)
-    with api.comparison_folder(folder, asked, labels) as before, _sentences(console), Bars(console) as bars:
+    with _sentences(console), Bars(console) as bars:
+        race = lambda label: [bars.add(label, budget.amount, budget.axis)]
         try:
-            found = comparing.compare_in_folder(
-                experiments,
-                folder,
-                budget=budget,
-                before=before,
-                seeds=options.seeds,
-                target=options.target,
-                tune_budget=tuned,
-                callbacks=lambda place: [bars.add(place.name, budget.amount, budget.axis)],
-                say=say,
+            found = api.compare_experiments(
+                experiments, folder, budget, race, say, seeds=options.seeds, target=options.target, tune_budget=tuned
             )
         except KeyboardInterrupt:
             say(f"interrupted; the same command with --out {folder} goes on")

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from rookery.data import formats
-from rookery.data.datasets import Dataset, breast_cancer, digits, heart, hold_out, standardising, wine
+from rookery.data.datasets import Dataset, breast_cancer, digits, heart, standardising, wine
 from rookery.data.download import ChecksumError, DownloadError, checksum_of, fetch
 from rookery.data.inputs import Scale
+from rookery.data.parts import hold_out
 from rookery.data.tables import Reading, read_csv, records_of
 from rookery.errors import AdviceWarning, InputError, unknown
 

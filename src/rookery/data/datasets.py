@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from rookery.data import partitions
 from rookery.data.federated import Augment, Clients, Split, federate
 from rookery.data.inputs import Scale
+from rookery.data.parts import check_fraction, hold_out
 from rookery.data.tables import read_csv
 from rookery.errors import InputError
 
@@ -64,7 +64,7 @@ class Dataset:
 
         The same fraction of every class is held out, by a seed.
         """
-        _check_fraction("fraction", fraction)
+        check_fraction("fraction", fraction)
         held_out = hold_out("fraction", self.train["label"], fraction, seed)
         owner = None if self.owner is None else self.owner[~held_out]
         return replace(self, train=_take(self.train, ~held_out), test=_take(self.train, held_out), owner=owner)
@@ -115,7 +115,7 @@ class Dataset:
                 "or a text such as 'dirichlet:0.2'"
             )
         if validation is not None:
-            _check_fraction("validation", validation)
+            check_fraction("validation", validation)
         names = ()
         if isinstance(scheme, partitions.Natural):
             parts, names = self._natural(scheme)
@@ -169,7 +169,7 @@ def digits(test_fraction: float = 0.2) -> Dataset:
     """
     from sklearn.datasets import load_digits
 
-    _check_fraction("test_fraction", test_fraction)
+    check_fraction("test_fraction", test_fraction)
     pixels, label = load_digits(return_X_y=True)
     examples = {"input": (pixels / 16).astype(np.float32), "label": label.astype(np.int32)}
     is_test = hold_out("test_fraction", label, test_fraction, seed=0)
@@ -295,36 +295,12 @@ def synthetic(
 
 def _records(name, source, test_fraction):
     """A dataset of scikit-learn's, a part of it held out."""
-    _check_fraction("test_fraction", test_fraction)
+    check_fraction("test_fraction", test_fraction)
     examples = {"input": source.data.astype(np.float32), "label": source.target.astype(np.int32)}
     is_test = hold_out("test_fraction", examples["label"], test_fraction, seed=0)
     train, names = _take(examples, ~is_test), tuple(str(c) for c in source.target_names)
     return Dataset(name, train, _take(examples, is_test), len(names), standardising(train["input"]), names)
 
 
-def hold_out(name, label, fraction, seed, rare=False):
-    """Which examples are held out: of every class the same fraction, rounded, chosen by a seed. A class of which that
-    is none, or all, is refused, but for `rare` ones, of which none is."""
-    rng = np.random.default_rng(seed)
-    held_out = np.zeros(label.size, bool)
-    for c in np.unique(label):
-        of_class = rng.permutation(np.flatnonzero(label == c))
-        count = round(fraction * of_class.size)
-        if rare and count == of_class.size:
-            count = 0
-        if not 0 < count < of_class.size and not rare:
-            raise InputError(
-                f"{name}: {fraction!r} was given, which takes {count} of the {of_class.size} examples of class {c}; "
-                "both sides need examples of every class"
-            )
-        held_out[of_class[:count]] = True
-    return held_out
-
-
 def _take(examples, index):
     return {name: array[index] for name, array in examples.items()}
-
-
-def _check_fraction(name, value):
-    if not isinstance(value, Real) or not 0 < float(value) < 1:
-        raise InputError(f"{name}: {value!r} was given; a number strictly between 0 and 1 is needed")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rookery.data.parts import check_fraction, hold_out
 from rookery.data.tables import Reading, is_frame, is_grouped, records_of
 from rookery.errors import InputError
 from rookery.vectors import Tree
@@ -223,8 +224,7 @@ def _with_validation(data: list[Any], names: tuple[str, ...], validation: float 
 
 def _divided_part(client: Any, argument: str, fraction: Any, seed: int, index: int, names: tuple) -> tuple[Tree, Tree]:
     """A client's examples without a part, and that part: of every class the same, one example of each side at least."""
-    if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < float(fraction) < 1:
-        raise InputError(f"{argument}: {fraction!r} was given; a number above 0 and below 1 is needed")
+    check_fraction(argument, fraction)
     if isinstance(client, Split):
         raise InputError(f"{argument}: {fraction} was given, and clients are a Split already; give them whole")
     leaves = jax.tree.leaves(client)
@@ -235,13 +235,9 @@ def _divided_part(client: Any, argument: str, fraction: Any, seed: int, index: i
         )
     labels = client.get("label") if isinstance(client, Mapping) else None
     kinds = np.zeros(size) if labels is None or np.asarray(labels).dtype.kind == "f" else np.asarray(labels)
-    rng, taken = np.random.default_rng((seed, index)), np.zeros(size, bool)
-    for kind in np.unique(kinds):
-        places = np.flatnonzero(kinds == kind)
-        taken[rng.permutation(places)[: round(float(fraction) * len(places))]] = True
-    if not taken.any() or taken.all():
-        taken[:] = False
-        taken[rng.integers(size)] = True
+    taken = hold_out(argument, kinds, fraction, (seed, index), rare=True)
+    if not taken.any():  # too few of every class: one of all
+        taken[np.random.default_rng((seed, index)).integers(size)] = True
     pick = lambda where: jax.tree.map(lambda leaf: np.asarray(leaf)[where], client)
     return pick(~taken), pick(taken)
 

@@ -93,7 +93,7 @@ def _frames(data: Any, by: str | None, reading: Reading) -> dict[str, dict[str, 
     """Every client's columns, by its name."""
     if is_grouped(data):
         pairs = [(_client_name(name), frame) for name, frame in data]
-    elif is_frame(data) or (isinstance(data, Mapping) and by is not None):
+    elif is_frame(data) or (isinstance(data, Mapping) and by is not None and not _holds_tables(data)):
         return _divided(_columns("data", data), by)
     elif isinstance(data, Mapping):
         pairs = [(_client_name(name), frame) for name, frame in data.items()]
@@ -107,6 +107,11 @@ def _frames(data: Any, by: str | None, reading: Reading) -> dict[str, dict[str, 
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"data: client {twice[0]!r} was given twice; names are of one client each")
     return {name: _columns(f"client {name!r}", frame) for name, frame in pairs}
+
+
+def _holds_tables(data: Mapping[Any, Any]) -> bool:
+    """Whether a mapping is from names to tables, and not from names to columns."""
+    return any(is_frame(value) or isinstance(value, Mapping) for value in data.values())
 
 
 def _client_name(name: Any) -> str:

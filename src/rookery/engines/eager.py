@@ -114,6 +114,7 @@ class EagerSession:
         self.inputs: Inputs = prepared.inputs
         self.ledger = ledger
         self.state = prepared.carry.state
+        self._tests: list[Shard] = []  # each client's own test examples, when they are first asked for
         self.wire = Wire(prepared.carry)
         self.store = [row(prepared.carry.records, i) for i in range(self.config.population)]
         self.clients = [
@@ -145,11 +146,14 @@ class EagerSession:
         return Advance(rounds)
 
     def measure(self, function: ClientMetrics, test: Level) -> dict[str, np.ndarray]:
-        held, largest = cast({TEST: test}, self.config.dtype)[TEST], int(np.max(test.size))
-        found = []
-        for client, record in zip(self.clients, self.store):
-            own = Shard({TEST: _own(held, client.index)})
-            found.append(compiled_evaluation(self.config, function, largest, own, self.state.z, record))
+        if not self._tests:
+            held = cast({TEST: test}, self.config.dtype)[TEST]
+            self._tests = [Shard({TEST: _own(held, client.index)}) for client in self.clients]
+        largest = int(np.max(test.size))
+        found = [
+            compiled_evaluation(self.config, function, largest, own, self.state.z, record)
+            for own, record in zip(self._tests, self.store)
+        ]
         return {name: np.asarray([float(each[name]) for each in found]) for name in found[0]}
 
     def _round(self) -> None:

@@ -117,6 +117,7 @@ class LocalSession:
         self.inputs: Inputs = jax.device_put(prepared.inputs)
         self.carry: Carry = jax.device_put(prepared.carry)
         self.ledger = ledger
+        self._test: Shard | None = None  # the clients' test examples, when they are first asked for
 
     def start(self) -> None:
         self.carry, cost = start(self.program, self.inputs, self.carry)
@@ -136,8 +137,10 @@ class LocalSession:
         return Advance(good, non_finite(carry))
 
     def measure(self, function: ClientMetrics, test: Level) -> dict[str, np.ndarray]:
-        shards, largest = Shard({TEST: cast({TEST: test}, self.program.config.dtype)[TEST]}), int(np.max(test.size))
-        found = evaluate_all(self.program.config, function, largest, shards, self.carry.state.z, self.carry.records)
+        if self._test is None:  # on the device once, not at every evaluation
+            self._test = jax.device_put(Shard(cast({TEST: test}, self.program.config.dtype)))
+        config, largest = self.program.config, int(np.max(test.size))
+        found = evaluate_all(config, function, largest, self._test, self.carry.state.z, self.carry.records)
         return {name: np.asarray(values) for name, values in found.items()}
 
     def _keep(self, carry: Carry, cost: Totals) -> None:

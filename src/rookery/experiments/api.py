@@ -19,8 +19,8 @@ from rookery.experiments.tune import tune as tune_subject
 from rookery.metric import Metrics
 from rookery.own_code import own_name
 from rookery.problems.base import Problem
-from rookery.runs.files import hold, read_json, refuse_used, write_text
-from rookery.runs.folder import versions, write_results
+from rookery.runs.files import hold, read_json, write_text
+from rookery.runs.folder import open_folder, versions, write_results
 from rookery.runs.result import Result
 from rookery.runs.run import metric_names, run
 from rookery.tasks.registry import TASKS
@@ -88,19 +88,42 @@ def compare(
             )
         folder = Path(out)
         if isinstance(problem, Problem):
-            with _new_folder(folder):
+            with open_folder(folder, ""):
                 found = _compare_own(subjects, folder, budget, race, say, shared)
         else:
             experiments: Any = subjects
-            callbacks = lambda place: race(place.name)
-            asked = asked_of(experiments, budget, seeds, amount)
-            with comparison_folder(folder, asked, list(methods)) as before:
-                found = compare_in_folder(
-                    experiments, folder, budget=budget, before=before, callbacks=callbacks, say=say, **shared
-                )
+            found = compare_experiments(experiments, folder, budget, race, say, **shared)
         write_comparison(found, folder)
         say(f"results in {folder}: comparison.csv, comparison.png, report.html, and a folder for every run")
         return found
+
+
+def compare_experiments(
+    experiments: Mapping[str, Experiment],
+    folder: Path,
+    budget: Budget,
+    race: Callable[[str], list[Callback]],
+    say: Callable[[str], Any],
+    *,
+    seeds: int,
+    target: float | None,
+    tune_budget: float | None,
+) -> Comparison:
+    """The experiments of a task compared in a folder, which is held and refused if it is another's: for Python and for
+    the command. `race` makes a run's callbacks, of its label."""
+    asked = asked_of(experiments, budget, seeds, tune_budget)
+    with comparison_folder(folder, asked, list(experiments)) as before:
+        return compare_in_folder(
+            experiments,
+            folder,
+            budget=budget,
+            before=before,
+            seeds=seeds,
+            target=target,
+            tune_budget=tune_budget,
+            callbacks=lambda place: race(place.name),
+            say=say,
+        )
 
 
 def tune(
@@ -279,18 +302,6 @@ def _same_comparison(path: Path, asked: dict[str, Any], methods: list[str]) -> l
     before = [label for label in kept.get("methods", []) if label not in methods]
     write_text(path, json.dumps(asked | {"methods": [*before, *methods]}, indent=1))
     return before
-
-
-@contextlib.contextmanager
-def _new_folder(folder: Path) -> Iterator[None]:
-    """A folder that is new or empty, which is refused otherwise."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"out: {str(folder)!r} cannot be written: {error.strerror}") from error
-    with hold(folder, "out"):
-        refuse_used(folder, "out")
-        yield
 
 
 @contextlib.contextmanager

@@ -64,6 +64,8 @@ class OwnMetrics:
 
     def measure(self, session: Session) -> dict[str, np.ndarray]:
         """The metrics of every client, where a run stands."""
+        if not hasattr(session, "measure"):
+            raise InputError("client_metrics: they were given, and this engine has no measure(function, test)")
         return session.measure(self.function, self.test)
 
     def summary(self, measured: Mapping[str, np.ndarray]) -> dict[str, float]:
