@@ -35,6 +35,15 @@ def test_a_legend_below_all_panels_is_not_cut(length, drawn, tmp_path):
     assert box.x0 >= 0 and box.x1 <= drawn[0].bbox.x1
 
 
+def test_no_curve_hides_another_and_the_legend_is_outside(drawn, tmp_path):
+    """Two methods that do the same are both seen: the one below is wider, the one above is dashed."""
+    curves = {"simfbo": curve(0.1, 0.2), "fedbio": curve(0.1, 0.2)}
+    plot_panels({"one": curves, "two": curves}, "accuracy", tmp_path / "it.png")
+    below, above = drawn[0].axes[0].lines
+    assert below.get_linewidth() > above.get_linewidth() and above.get_linestyle() != below.get_linestyle() == "-"
+    assert not any(axes.get_legend() for axes in drawn[0].axes) and len(drawn[0].legends) == 1
+
+
 def test_panels_wrap_and_none_is_empty(drawn, tmp_path):
     plot_panels({str(number): {"a": curve(0.1, 0.2)} for number in range(7)}, "accuracy", tmp_path / "it.png", wrap=4)
     axes = drawn[0].axes

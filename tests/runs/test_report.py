@@ -117,7 +117,7 @@ def test_a_run_of_the_library_is_read(tmp_path):
     result = rk.run(problem, rk.FedAvg(lr=0.1), clients, x=0.0, rounds=6, metrics=metrics)
     result.save(tmp_path / "saved")  # without a configuration
     data = report([tmp_path / "saved"], tmp_path)
-    assert data["title"] == "Rookery runs" and data["groups"] == [{"label": "saved", "runs": [0]}]
+    assert data["title"] == "Rookery runs" and [g["label"] for g in data["groups"]] == ["saved"]
     assert data["runs"][0]["metrics"]["distance"] == result.history["distance"].tolist()
     assert data["runs"][0]["costs"]["exchanges"] == result.history["exchanges"].tolist()
     assert data["config"] == {"differing": [], "equal": []}
@@ -184,6 +184,17 @@ def test_runs_that_differ_only_in_their_seed_are_one_group(tmp_path):
         "simfbo": ["simfbo-0", "simfbo-1", "simfbo-2"],
     }
     assert [data["groups"][run["group"]]["label"] for run in data["runs"]][-3:] == ["simfbo"] * 3
+
+
+def test_seeds_are_folded_into_a_mean_and_a_spread(tmp_path):
+    for seed in range(3):
+        make_run(tmp_path / "all" / str(seed), seed=seed, lr=0.1 + 0.2)
+    data = report([tmp_path / "all"], tmp_path)
+    (group,) = data["groups"]
+    assert group["final"]["accuracy"]["mean"] == pytest.approx(0.6)
+    assert group["final"]["accuracy"]["spread"] == pytest.approx(np.std([0.5, 0.6, 0.7]))
+    assert group["ended"] == ["3 done"] and group["costs"]["exchanges"]["spread"] == 0
+    assert {"key": "lr", "value": "0.3"} in data["config"]["equal"], "a number with a binary tail"
 
 
 def test_the_same_seed_twice_is_no_second_seed(tmp_path):
@@ -388,6 +399,7 @@ seen.images = all("img").length;
 seen.metrics = all("#metric option").map((option) => option.textContent);
 seen.axes = all("#axis option").map((option) => option.value);
 seen.overflow = overflows();
+seen.methods = all("#methods tr").map((row) => [...row.children].map((cell) => cell.textContent));
 seen.drawn = all(".run").map((run) => [run.querySelectorAll(".mean").length, run.querySelectorAll(".seed").length, run.querySelectorAll(".band").length]);
 
 const before = [text("#x-label"), curve(0)];
@@ -508,6 +520,13 @@ def test_the_page_says_what_it_is(seen):
     assert seen["metrics"] == ["accuracy", "loss"]
     assert seen["axes"] == ["exchanges", "bytes", "samples", "gradients", "seconds", "round"]
     assert not seen["overflow"]
+
+
+@browser
+def test_methods_have_a_row_each_with_the_metric_first(seen):
+    head, first, *_ = seen["methods"]
+    assert head[:4] == ["method", "accuracy", "loss", "seeds"]
+    assert first[:2] == ["simfbo", "0.6000 \u00b1 0.0816"] and first[-1] == "3 done"
 
 
 @browser

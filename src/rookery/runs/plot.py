@@ -10,7 +10,10 @@ import numpy as np
 
 from rookery.runs.table import Table
 
-INSIDE = 6  # a legend of up to this many names is inside a panel, a larger one below all
+# Curves are told apart by colour, those of the report; and where one lies on another, by width and dashes.
+COLOURS = ("#0059b0", "#e0620c", "#2f9d78", "#8f2a6b", "#7d6200", "#1f2328", "#4d93d6")
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
+WIDEST, THINNEST = 3.2, 1.4
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # x, mean, spread
 
 
@@ -31,14 +34,21 @@ def _dress(axes: Any, x: str, y: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _stroke(number: int, count: int) -> dict[str, Any]:
+    """How curve `number` of so many is drawn: later ones thinner and dashed, so that one below is seen."""
+    width = WIDEST - (WIDEST - THINNEST) * number / max(count - 1, 1) if count > 1 else 1.8
+    dashes = DASHES[number % len(DASHES)] if number else "-"
+    return {"color": COLOURS[number % len(COLOURS)], "linewidth": width, "linestyle": dashes}
+
+
 def plot_histories(
     histories: Mapping[str, Table], metric: str, path: str | Path, against: str = "exchanges", title: str = ""
 ) -> Path:
     """Draws one curve per history, a metric against what it cost, into a png."""
     figure = _figure(6.4, 4.0)
     axes = figure.subplots()
-    for name, history in histories.items():
-        axes.plot(history[against], history[metric], label=name, linewidth=1.8)
+    for number, (name, history) in enumerate(histories.items()):
+        axes.plot(history[against], history[metric], label=name, **_stroke(number, len(histories)))
     _dress(axes, against, metric)
     if title:
         axes.set_title(title)
@@ -73,11 +83,13 @@ def plot_panels(
     rows = -(-len(panels) // columns)
     figure = _figure(4.2 * columns, 3.8 * rows)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     for number, (axes, (against, curves)) in enumerate(zip(grid.flat, panels.items())):
         for name, (x, mean, spread) in curves.items():
             begin = int(np.argmax(x > 0)) if logarithmic else 0
             x, mean, spread = x[begin:], mean[begin:], spread[begin:]
-            (line,) = axes.plot(x, mean, label=name, linewidth=1.8)
+            stroke = _stroke(names.index(name), len(names))
+            (line,) = axes.plot(x, mean, label=name, **stroke)
             # On a logarithmic scale the band is as wide below as above, and does not fall through zero.
             below = mean**2 / (mean + spread) if log_metric else mean - spread
             axes.fill_between(x, below, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
@@ -95,13 +107,9 @@ def plot_panels(
     if lowest is not None:
         highest = max(float(np.nanmax(mean)) for curves in panels.values() for _, mean, _ in curves.values())
         grid[0][0].set_ylim(bottom=lowest, top=highest + 0.03 * (highest - lowest))
-    first = set(next(iter(panels.values())))
-    if len(first) > INSIDE and all(first.issuperset(curves) for curves in panels.values()):
-        _legend_below(figure, *grid[0][0].get_legend_handles_labels())
-    else:
-        for number, (axes, curves) in enumerate(zip(grid.flat, panels.values())):
-            if number == 0 or not first.issuperset(curves):  # names that the first panel does not explain
-                axes.legend(frameon=False)
+    drawn = [axes.get_legend_handles_labels() for axes in grid.flat[: len(panels)]]
+    lines = {name: line for handles, labels in drawn for line, name in zip(handles, labels)}
+    _legend_below(figure, [lines[name] for name in names], names)
     if title:
         figure.suptitle(title)
     figure.savefig(path)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 from rookery.errors import InputError
@@ -182,11 +183,28 @@ def describe(runs: Sequence[Recorded], title: str | None = None) -> dict[str, An
         "axes": [axis for axis in AXES if any(run.cost(axis) is not None for run in runs)],
         "metrics": [{"name": metric, "falling": falling(metric, runs)} for metric in metrics],
         "groups": [
-            {"label": label, "runs": group} for label, group in zip(_labels(groups, runs, tables, names), groups)
+            {"label": label, "runs": group, **_folded([runs[number] for number in group], metrics)}
+            for label, group in zip(_labels(groups, runs, tables, names), groups)
         ],
         "runs": [_run(run, names[i], of[i], metrics) for i, run in enumerate(runs)],
         "config": compare(tables),
         "thinned": any(run.rows > POINTS for run in runs),
+    }
+
+
+def _folded(seeds: Sequence[Recorded], metrics: list[str]) -> dict[str, Any]:
+    """What runs that differ in their seed alone came to: of every metric and cost, the mean of the final values and
+    their standard deviation; null where a run has none."""
+
+    def over(columns: list[list[float | None] | None]) -> dict[str, float] | None:
+        values = [_last_of(column or []) for column in columns]
+        known = [value for value in values if value is not None]
+        return None if len(known) < len(values) else {"mean": fmean(known), "spread": pstdev(known)}
+
+    return {
+        "final": {metric: over([run.columns.get(metric) for run in seeds]) for metric in metrics},
+        "costs": {axis: over([run.cost(axis) for run in seeds]) for axis in AXES},
+        "ended": [f"{count} {status}" for status, count in Counter(run.status for run in seeds).items()],
     }
 
 
@@ -241,7 +259,12 @@ def _flat(value: Any, name: str = "") -> Iterable[tuple[str, str]]:
         for key, child in value.items():
             yield from _flat(child, f"{name}.{key}" if name else str(key))
     else:
-        yield name, value if isinstance(value, str) else "none" if value is None else json.dumps(value)
+        yield name, value if isinstance(value, str) else "none" if value is None else _plain(value)
+
+
+def _plain(value: Any) -> str:
+    """A value as text, floats to ten digits: nobody wrote 0.30000000000000004."""
+    return json.dumps(json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.10g}")))
 
 
 def compare(tables: Sequence[dict[str, str]]) -> dict[str, Any]:
