@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Of PyTorch the CPU build, for the adapter's tests: the default one brings gigabytes for GPUs.
+TORCH ?= torch==2.13.0+cpu
 
 # Compiled programs are kept between test runs: compiling is most of their time.
 export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
@@ -17,6 +19,8 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) 'torchax>=0.0.14.dev20261026' \
+	  || echo "without the CPU build of PyTorch ($(TORCH)): the tests of its adapter are skipped"
 	touch $(STAMP)
 
 demo: setup

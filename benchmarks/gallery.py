@@ -50,6 +50,29 @@ LOCAL = ("x", "y")
 VRAU = {"lr": 0.2, "gamma": 0.1, "a": 5.0, "d": 2.0, "client_lr": 8.0}
 
 PICTURES: dict[str, Picture] = {
+    "trust": Picture(
+        {
+            "SimFBO, trust is learnt": Curve(rk.SimFBO),
+            "FedAvg, all records alike": Curve(rk.FedAvg, task="trust", settings={"form": "plain"}),
+            "FedAvg, if all labels were right": Curve(rk.FedAvg, task="trust", settings={"form": "right"}),
+        },
+        exchanges=300,
+        partition="natural",
+        clients=4,
+        cohort=0,
+    ),
+    "personalised": Picture(
+        {
+            "heads (FedAvg)": Curve(rk.FedAvg, {"local_steps": 5}),
+            "nested (SimFBO)": Curve(rk.SimFBO, {"local_steps": 5}, task="personalised", settings={"form": "nested"}),
+            "shared (FedAvg)": Curve(rk.FedAvg, {"local_steps": 5}, task="personalised", settings={"form": "shared"}),
+            "alone": Curve(rk.FedAvg, {"local_steps": 5}, task="personalised", settings={"form": "alone"}),
+        },
+        exchanges=100,
+        partition="dirichlet:0.1",
+        clients=100,
+        cohort=0,
+    ),
     "hyperrep": Picture(
         {
             "SimFBO": Curve(rk.SimFBO),
@@ -165,7 +188,7 @@ def solve(name: str, picture: Picture, curve: Curve) -> Any:
     return rk.run(
         parts.problem, curve.method(**options), parts.clients, x=parts.x, y=parts.y, start=parts.start,
         rounds=picture.exchanges // curve.each, sampling=rk.Uniform(picture.cohort) if picture.cohort else rk.All(),
-        batch_size=task.batch_size, metrics=parts.metrics,
+        batch_size=task.batch_size, metrics=parts.metrics, client_metrics=parts.client_metrics,
     )  # fmt: skip
 
 
@@ -173,7 +196,7 @@ def draw(name: str, folder: Path = FOLDER) -> Path:
     """Runs a task's methods and draws them."""
     picture = PICTURES[name]
     results = {label: solve(name, picture, curve) for label, curve in picture.curves.items()}
-    metric = picture.metric or TASKS[name]().assemble(parse("iid"), 10, seed=0).main_metric
+    metric = picture.metric or TASKS[name]().assemble(parse(picture.partition), 10, seed=0).main_metric
     for label, result in results.items():
         row = result.history.rows[-1]
         metrics = result.history.columns[list(result.history.columns).index("seconds") + 1 :]

@@ -271,6 +271,39 @@ def test_ctrl_c_leaves_a_valid_folder(tmp_path):
     assert result.status == "interrupted" and 0 < result.state.round < 100000000
 
 
+def test_ctrl_c_while_compiling_says_what_was_kept(tmp_path, monkeypatch, capsys):
+    def stopped(self, rounds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rookery.engines.local.LocalSession.advance", stopped)
+    assert main(["run", "hyperrep", "simfbo", "--out", str(tmp_path / "run")]) == 130
+    assert "interrupted before the first round was done; nothing was kept" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_wrong_is_said_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for options, sentence in [
+        (["--cohort", "200"], "cohort: 200 was given for 100 clients"),
+        (["--method.lr.x", "-1"], "lr.x: -1.0 was given; a step size is not negative"),
+        (["--target", "90"], "target: 90 was given; accuracy is a part of 1, such as 0.9"),
+    ]:
+        assert main(["run", "hyperrep", "simfbo", *options, "--out", str(tmp_path / "run")]) == 2
+        said = capsys.readouterr()
+        assert sentence in said.err and "compiling" not in said.out + said.err
+
+
+def test_odd_numbers_are_said(tmp_path, capsys):
+    """A minibatch larger than every client, and rates of nothing: the run goes on, with a sentence."""
+    command = ["run", "hyperrep", "simfbo", "--rounds", "1", "--batch-size", "50", "--method.lr.x", "0"]
+    assert main([*command, "--out", str(tmp_path / "a")]) == 0
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "warning: batch_size: 50 was given, and no client has more than 8 examples" in said
+    assert "lr.x is 0; x stays where it is" in said
+    assert main(["run", "hyperrep", "simfbo", "--rounds", "1", "--out", str(tmp_path / "b")]) == 0
+    assert "warning" not in capsys.readouterr().out, "the task's own minibatch is nobody's mistake"
+
+
 def test_a_narrow_terminal_cuts_no_number(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "40")
     assert main(["run", "hyperrep", "simfbo", *SMALL, "--out", str(tmp_path / "run")]) == 0

@@ -29,7 +29,7 @@ from rookery.algorithms.fedvra import FedVRA
 from rookery.algorithms.fedvrau import FedVRAU
 from rookery.algorithms.lfednest import LFedNest
 from rookery.algorithms.local_steps import descend
-from rookery.algorithms.presets import MRBO, SOBA, FedAdam, FedAvgM, FedYogi, StocBiO
+from rookery.algorithms.presets import MRBO, SOBA, FedAdagrad, FedAdam, FedAvgM, FedYogi, StocBiO
 from rookery.algorithms.scaffold import Scaffold
 from rookery.algorithms.shrofbo import ShroFBO
 from rookery.algorithms.simfbo import SimFBO
@@ -52,6 +52,7 @@ from rookery.federation.server_optimiser import ServerOptimiser
 from rookery.federation.steps import Epochs, FixedSteps, RandomSteps, Steps
 from rookery.metric import Metric
 from rookery.problems import exact
+from rookery.problems.base import OfBatch
 from rookery.problems.kinds import Bilevel, Compositional, Field, Joint, Minimax, Single
 from rookery.problems.sets import Ball, Box, Projection, Simplex
 from rookery.runs.analysis import FixedPoint, fixed_point
@@ -69,7 +70,9 @@ if TYPE_CHECKING:
     from rookery.experiments.api import compare, tune
     from rookery.experiments.compare import Comparison
     from rookery.experiments.experiment import resume
+    from rookery.experiments.newcomers import newcomers
     from rookery.experiments.tune import Tuning
+    from rookery.tasks import adapters
 
 __all__ = [
     "IID",
@@ -102,6 +105,7 @@ __all__ = [
     "Epochs",
     "Estimator",
     "FedADMM",
+    "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
@@ -132,6 +136,7 @@ __all__ = [
     "Metric",
     "Minimax",
     "Neumann",
+    "OfBatch",
     "PerClient",
     "Projection",
     "QuantitySkew",
@@ -161,6 +166,7 @@ __all__ = [
     "Weighted",
     "WithReplacement",
     "__version__",
+    "adapters",
     "amount",
     "check",
     "choice",
@@ -174,6 +180,7 @@ __all__ = [
     "first_round",
     "fixed_point",
     "method",
+    "newcomers",
     "number",
     "part",
     "rates",
@@ -193,7 +200,9 @@ _LATER = {
     "Comparison": "rookery.experiments.compare",
     "Tuning": "rookery.experiments.tune",
     "compare": "rookery.experiments.api",
+    "newcomers": "rookery.experiments.newcomers",
     "resume": "rookery.experiments.experiment",
+    "adapters": "rookery.tasks.adapters",
     "tasks": "rookery.tasks",
     "tune": "rookery.experiments.api",
 }
@@ -203,4 +212,4 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'rookery' has no attribute {name!r}")
     module = importlib.import_module(_LATER[name])
-    return module if name == "tasks" else getattr(module, name)
+    return module if name in ("adapters", "tasks") else getattr(module, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,16 +19,33 @@ Metrics = Callable[[Values], Mapping[str, Any]]
 class Metric:
     """A function of the sequences and of arrays, `function(z, **arrays)`, to a dict of scalars.
 
-    The arrays are given to the compiled program, not built into it: two metrics with the same function and arrays of
-    the same shapes share one.
+    The arrays, or pytrees of them, are given to the compiled program, not built into it: two metrics with the same
+    function and arrays of the same shapes share one.
     """
 
     def __init__(self, function: Callable[..., Mapping[str, Any]], **arrays: Any):
         self.function = function
-        self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        self.arrays = {name: jax.tree.map(np.asarray, array) for name, array in arrays.items()}
 
     def __call__(self, z: Values) -> Mapping[str, Any]:
-        return self.function(z, **{name: jnp.asarray(array) for name, array in self.arrays.items()})
+        return self.function(z, **jax.tree.map(jnp.asarray, self.arrays))
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Two metrics' functions, each with its own arrays."""
+
+    first: Callable[..., Mapping[str, Any]]
+    second: Callable[..., Mapping[str, Any]]
+
+    def __call__(self, z: Values, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self.first(z, **first), **self.second(z, **second)}
+
+
+def together(first: Metrics, second: Metrics) -> Metric:
+    """The metrics of both."""
+    (one, its_own), (other, others) = split(first), split(second)
+    return Metric(_Together(one, other), first=its_own, second=others)
 
 
 def split(metrics: Metrics) -> tuple[Callable[..., Mapping[str, Any]], dict[str, Any]]:

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import os
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,12 @@ def packed_files(seed):
     return {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in idx_files(seed).items()}
 
 
+def damaged(which):
+    """A packed file whose content differs in its last byte."""
+    content = idx_files(1)[which.removesuffix(".gz")]
+    return gzip.compress(content[:-1] + bytes([content[-1] ^ 1]), mtime=0)
+
+
 SEEDS = {"mnist": 1, "fashion_mnist": 2}
 
 
@@ -90,6 +97,23 @@ def check(dataset, kind):
     values = np.asarray(dataset.scale(dataset.train["input"][:10]))
     assert np.isfinite(values).all() and values.shape == dataset.train["input"][:10].shape
     assert hash(dataset.scale) == hash(dataset.scale)  # a static argument
+
+
+def test_fashion_mnist_that_was_packed_anew_is_told_by_its_content(tiny_images, monkeypatch):
+    """As Debian's package has it: another gzip of the same bytes."""
+    files = {f"{name}.gz": gzip.compress(content, 1, mtime=9) for name, content in idx_files(2).items()}
+    put(tiny_images / "data" / "fashion_mnist", files)
+    said = sentence("fashion_mnist")
+    assert "is not packed as Fashion-MNIST was published, and its content, of mean" in said
+    monkeypatch.setattr(np, "bincount", lambda labels, minlength: np.full(10, 6000 if len(labels) == 20 else 1000))
+    monkeypatch.setattr(catalogue, "_FASHION_PIXELS", tuple(pixels_of(idx_files(2))))
+    assert load("fashion_mnist").name == "fashion_mnist"
+
+
+def pixels_of(files):
+    """Mean and deviation of the training pixels."""
+    pixels = np.frombuffer(files["train-images-idx3-ubyte"][16:], np.uint8) / 255
+    return round(float(pixels.mean()), 4), round(float(pixels.std()), 4)
 
 
 # Names
@@ -181,7 +205,7 @@ def test_a_file_that_was_replaced_is_read_again(tiny_images, monkeypatch):
 
 @pytest.mark.parametrize("which", packed_files(1))
 def test_a_wrong_file_does_not_stay_in_the_cache(tiny_images, which):
-    put(tiny_images / "cache/mnist", {**packed_files(1), which: packed_files(7)[which] + b"\0"})
+    put(tiny_images / "cache/mnist", {**packed_files(1), which: damaged(which)})
     assert "data: 'mnist' is not in ROOKERY_DATA" in sentence("mnist")
     assert not (tiny_images / "cache/mnist" / which).exists()
 
@@ -199,11 +223,15 @@ def test_records_are_checked_by_what_is_inside_a_packed_file(tiny_records, monke
 @pytest.mark.parametrize("place", ["data/mnist", "data"])
 @pytest.mark.parametrize("which", packed_files(1))
 def test_a_file_with_a_wrong_checksum_is_refused_and_named(tiny_images, place, which):
-    put(tiny_images / place, {**packed_files(1), which: packed_files(7)[which] + b"\0"})
-    path, expected = tiny_images / place / which, catalogue.CHECKSUMS["mnist"][which]
-    assert sentence("mnist") == (
-        f"{path}: {expected} is expected and {download.checksum_of(path, 'md5')} was found; remove or replace the file"
-    )
+    put(tiny_images / place, {**packed_files(1), which: damaged(which)})
+    path, expected = tiny_images / place / which, catalogue.CHECKSUMS["mnist"][which.removesuffix(".gz")]
+    found = download.checksum_of(BytesIO(gzip.decompress(damaged(which))), "md5")
+    assert sentence("mnist") == f"{path}: {expected} is expected and {found} was found; remove or replace the file"
+
+
+def test_mnist_that_was_packed_anew_is_taken(tiny_images):
+    put(tiny_images / "data/mnist", {f"{n}.gz": gzip.compress(c, 1, mtime=5) for n, c in idx_files(1).items()})
+    assert load("mnist").name == "mnist"
 
 
 def test_one_datasets_files_are_not_taken_for_its_namesakes(tiny_images):

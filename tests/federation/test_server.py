@@ -56,7 +56,35 @@ def test_an_optimiser_of_one_sequence_is_swept():
     assert np.abs(table.results[0].x - table.results[1].x).max() > 1e-2
 
 
-@pytest.mark.parametrize("preset", [rk.FedAvgM, rk.FedAdam, rk.FedYogi])
+@pytest.mark.parametrize("preset", [rk.FedAdam, rk.FedYogi, rk.FedAdagrad])
+def test_adaptive_servers_are_the_papers(preset):
+    """Against a program in numpy: algorithm 2 of Reddi et al., with Delta the mean of x_i - x, v from tau^2 on."""
+    data, tau, b1, b2, rate = [np.array([1.0, 2.0]), np.array([-4.0])], 1e-2, 0.8, 0.95, 0.3
+    given = {"b1": b1, "eps": tau} | ({} if preset is rk.FedAdagrad else {"b2": b2})
+    result = rk.run(
+        rk.Single(lambda x, e: 0.5 * (x - e["a"]) ** 2), preset(lr=0.1, server_lr=rate, local_steps=3, **given),
+        rk.federate([{"a": own} for own in data], weights=[0.7, 0.3]), x=3.0, rounds=6, precision="float64",
+    )  # fmt: skip
+    x, m, v = 3.0, 0.0, tau**2
+    for _ in range(6):
+        delta = 0.0
+        for p, own in zip((0.7, 0.3), data):
+            at = x
+            for _ in range(3):
+                at -= 0.1 * np.mean(at - own)
+            delta += p * (at - x)
+        m = b1 * m + (1 - b1) * delta
+        if preset is rk.FedAdam:
+            v = b2 * v + (1 - b2) * delta**2
+        elif preset is rk.FedYogi:
+            v = v - (1 - b2) * delta**2 * np.sign(v - delta**2)
+        else:
+            v = v + delta**2
+        x += rate * m / (np.sqrt(v) + tau)
+    np.testing.assert_allclose(float(result.x), x, rtol=1e-12)
+
+
+@pytest.mark.parametrize("preset", [rk.FedAvgM, rk.FedAdam, rk.FedYogi, rk.FedAdagrad])
 def test_presets_learn(preset):
     exact = bed("E1a")
     result = run(exact, preset(lr=0.05, server_lr=0.1, local_steps=1), rounds=800)

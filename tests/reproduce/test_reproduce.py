@@ -45,7 +45,7 @@ QUICK = (
     "fedvra-u",
     "frontier",
 )
-QUICK += ("fedbio-rates", "fedbio-tasks")
+QUICK += ("fedbio-rates", "fedbio-tasks", "flamby")
 SMALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in STUDIES]
 
 
@@ -55,6 +55,8 @@ def test_the_small_version_of_every_study_runs(name, tmp_path, shared):
     page, done = reproduce(name, seeds=1, quick=True, out=tmp_path, say=lambda text: None)
     text = page.read_text()
     assert STUDIES[name].title in text and "quick version" in text and f"rookery reproduce {name}" in text
+    assert "rounds: " in text and "| claim |" not in text and STUDIES[name].settings.strip() not in text
+    assert "(paper)" not in text, "numbers of the full study beside those of the quick one"
     assert set(done) == {cell.name for cell in STUDIES[name].cells(True)}
     assert {path.suffix for path in tmp_path.iterdir() if path.is_file()} == {".md", ".csv", ".png"}
     table = Table.from_csv(tmp_path / f"{name}-quick.csv")

@@ -15,6 +15,7 @@ from rookery.tasks.losstuning import BalancedLoss, TunedLoss
 from rookery.tasks.metalearn import AdaptedLoss, JudgedLoss
 from rookery.tasks.models import MLP
 from rookery.tasks.regularisation import PenalisedLoss, ValidationLoss
+from rookery.tasks.trust import TrustedLoss
 from rookery.vectors import Values
 
 NETWORK = MLP(3, (), 2)
@@ -29,6 +30,7 @@ def clients(seed=0):
             "input": rng.normal(size=(n, 3)),
             "label": rng.integers(0, 2, n).astype(np.int32),
             "row": np.arange(n, dtype=np.int32),
+            "gain": np.full(n, n**0.5),
         }
 
     return rk.federate([rk.Split(lower=examples(n), upper=examples(4)) for n in (4, 5, 6)], weights="size")
@@ -42,6 +44,10 @@ CASES = {
         {},
     ),
     "cleaning": (CleanLoss(NETWORK), WeightedLoss(NETWORK, 0.2), np.linspace(-1, 1, 6), {"upper_scope": "local"}),
+    "trust": (
+        CleanLoss(NETWORK), TrustedLoss(NETWORK, 0.2), {"site": np.array(0.4), "record": np.linspace(-1, 1, 6)},
+        {"upper_scope": "local"},
+    ),
     "metalearn": (
         JudgedLoss(NETWORK), AdaptedLoss(NETWORK, 0.5), {"dense0": {"w": np.full((3, 2), 0.1), "b": np.array([0.3, -0.2])}},
         {"lower_scope": "local"},

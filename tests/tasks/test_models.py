@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.data.inputs import Scale
 from rookery.tasks.models import (
     CNN,
     FASTER,
@@ -149,3 +150,15 @@ def test_the_default_form_looks_at_the_backend(monkeypatch):
 def test_illegal_networks_are_refused(make, sentence):
     with pytest.raises(rk.InputError, match=sentence):
         make()
+
+
+def test_labels_that_no_class_has_are_refused():
+    """JAX would take the last class for them without a word."""
+    network = MLP(2, (), 3)
+    data = {"A": {"input": np.zeros((2, 2)), "label": np.array([0, 2])}}
+    data["B"] = {"input": np.zeros((3, 2)), "label": np.array([1, 3, 0])}
+    for problem in (rk.Single(Classification(network)), rk.Single(Classification(OnStored(network, Scale((2,)))))):
+        with pytest.raises(
+            rk.InputError, match="data: client 'B', row 1: its label is 3, and the network tells 3 classes"
+        ):
+            rk.run(problem, rk.FedAvg(lr=0.1), rk.federate(data), x=network.init, rounds=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 
 import rookery as rk
 from rookery.data.datasets import Dataset
+from rookery.runs.own_metrics import OwnMetrics
 from rookery.tasks import base
 from rookery.tasks.registry import TASKS, find_task
 from rookery.vectors import Values
@@ -30,6 +32,7 @@ def solve(name, method, rounds, parts=None, **options):
     if isinstance(method, type):
         method = method(lr=rk.Rates(**task.rates))
     options = {"every": rounds, "batch_size": task.batch_size, "metrics": parts.metrics} | options
+    options |= {"client_metrics": parts.client_metrics}
     return rk.run(
         parts.problem, method, parts.clients, x=parts.x, y=parts.y, start=parts.start, rounds=rounds, **options
     )
@@ -76,6 +79,17 @@ def start(parts):
     )
 
 
+def measured(parts):
+    """All metrics at the start, of the server's test examples and of the clients' own."""
+    z = start(parts)
+    found = dict(parts.metrics(z)) if parts.metrics else {}
+    if parts.client_metrics is not None:
+        carry = SimpleNamespace(values=lambda: z)
+        own = OwnMetrics(parts.client_metrics, parts.clients, carry, parts.problem.local, np.float32)
+        found |= own.metric(np.float32)(z)
+    return found
+
+
 def garbage(dataset: Dataset) -> Dataset:
     """The same training set with a test set of noise."""
     rng = np.random.default_rng(0)
@@ -90,7 +104,7 @@ def test_tuning_does_not_touch_the_test_set(name, monkeypatch):
     for change in (lambda dataset: dataset, garbage):
         monkeypatch.setattr(base, "load", lambda data: change(load(data)))
         parts: list[Any] = [task.assemble(rk.IID(), clients=5, seed=0, tuning=tuning) for tuning in (True, False)]
-        found.append([{name: float(value) for name, value in p.metrics(start(p)).items()} for p in parts])
+        found.append([{name: float(value) for name, value in measured(p).items()} for p in parts])
     assert found[0][0] == found[1][0], "tuning reads the test set"
     assert found[0][1] != found[1][1], "the metric does not read the test set"
 

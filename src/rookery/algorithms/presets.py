@@ -12,7 +12,7 @@ from rookery.algorithms.fedbioacc import FedBiOAcc
 from rookery.algorithms.fednest import FedNest
 from rookery.algorithms.simfbo import SimFBO
 from rookery.federation.rates import Rates
-from rookery.federation.server_optimiser import from_optax
+from rookery.federation.server_optimiser import named_optimiser
 
 
 def StocBiO(lr: Rates, neumann_step: float = 0.01, neumann_terms: int = 5, lower_steps: Any = 10) -> FedNest:
@@ -42,18 +42,26 @@ def SOBA(lr: Rates) -> SimFBO:
 
 def FedAvgM(lr: Any, server_lr: float = 1.0, momentum: float = 0.9, **options: Any) -> FedAvg:
     """FedAvgM (Hsu et al., 2019): FedAvg with momentum on the server. Other options are FedAvg's."""
-    return FedAvg(lr=lr, server=from_optax("sgd", learning_rate=server_lr, momentum=momentum), **options)
+    return FedAvg(lr=lr, server=named_optimiser("sgd", learning_rate=server_lr, momentum=momentum), **options)
 
 
 def FedAdam(
     lr: Any, server_lr: float = 0.01, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-3, **options: Any
 ) -> FedAvg:
-    """FedAdam (Reddi et al., 2021): FedAvg with Adam on the server. Other options are FedAvg's."""
-    return FedAvg(lr=lr, server=from_optax("adam", learning_rate=server_lr, b1=b1, b2=b2, eps=eps), **options)
+    """FedAdam (Reddi et al., 2021): FedAvg with Adam on the server, as the paper has it, without bias correction.
+
+    Other options are FedAvg's.
+    """
+    return FedAvg(lr=lr, server=named_optimiser("fed_adam", learning_rate=server_lr, b1=b1, b2=b2, eps=eps), **options)
 
 
 def FedYogi(
     lr: Any, server_lr: float = 0.01, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-3, **options: Any
 ) -> FedAvg:
-    """FedYogi (Reddi et al., 2021): FedAvg with Yogi on the server. Other options are FedAvg's."""
-    return FedAvg(lr=lr, server=from_optax("yogi", learning_rate=server_lr, b1=b1, b2=b2, eps=eps), **options)
+    """FedYogi (Reddi et al., 2021): FedAvg with Yogi on the server, as the paper has it. Other options are FedAvg's."""
+    return FedAvg(lr=lr, server=named_optimiser("fed_yogi", learning_rate=server_lr, b1=b1, b2=b2, eps=eps), **options)
+
+
+def FedAdagrad(lr: Any, server_lr: float = 0.1, b1: float = 0.0, eps: float = 1e-3, **options: Any) -> FedAvg:
+    """FedAdagrad (Reddi et al., 2021): FedAvg with Adagrad on the server. Other options are FedAvg's."""
+    return FedAvg(lr=lr, server=named_optimiser("fed_adagrad", learning_rate=server_lr, b1=b1, eps=eps), **options)

@@ -12,14 +12,15 @@ from typing import Any
 from rich.console import Console
 
 from rookery.algorithms.registry import find_method
-from rookery.cli.forms import fill, make_form, parse_method, parse_options
+from rookery.cli.forms import fill, make_form, parse_form, parse_method, parse_options
 from rookery.cli.show import show_comparison, show_counts, show_results, show_study, show_tuning
-from rookery.data.catalogue import load
+from rookery.data.catalogue import by_column, load
 from rookery.data.partitions import class_counts, parse
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError
 from rookery.experiments import api
 from rookery.experiments import compare as comparing
 from rookery.experiments.experiment import (
+    FORM,
     CommonOptions,
     Experiment,
     Options,
@@ -85,8 +86,12 @@ def run(arguments: list[str], console: Console) -> int:
     task, row = find_task(task_name), find_method(words[1])
     parsed = parse_options(task_name, task, row, arguments[2:], RunOptions)
     experiment = Experiment(task_name, parsed.task, row.name, parsed.method, parsed.run)
-    with watched(experiment, console) as callbacks:
-        result, folder = launch(experiment, parsed.run.out, callbacks)
+    try:
+        with watched(experiment, console) as callbacks:
+            result, folder = launch(experiment, parsed.run.out, callbacks)
+    except KeyboardInterrupt:
+        console.print("interrupted before the first round was done; nothing was kept", soft_wrap=True)
+        return 130
     return _conclude(console, short_name(row.name), result, folder, experiment)
 
 
@@ -105,8 +110,12 @@ def resume(arguments: list[str], console: Console) -> int:
         console.print(f"{folder} has ended; there is nothing to go on with", markup=False, soft_wrap=True)
         show_results(console, {short_name(experiment.method_name): Result.load(folder)})
         return 0
-    with watched(experiment, console) as callbacks:
-        result, _ = resume_folder(folder, callbacks)
+    try:
+        with watched(experiment, console) as callbacks:
+            result, _ = resume_folder(folder, callbacks)
+    except KeyboardInterrupt:
+        console.print(f"interrupted; {folder} is as it was: rookery resume {folder} goes on", soft_wrap=True)
+        return 130
     return _conclude(console, short_name(experiment.method_name), result, folder, experiment)
 
 
@@ -194,16 +203,19 @@ def compare(arguments: list[str], console: Console) -> int:
     if len({label.lower() for label in labels}) < len(labels):
         raise InputError(f"compare: a method was given twice in {' '.join(labels)}; give each once")
     task = find_task(task_name)
-    form = make_form(task=task, run=CompareOptions)
+    form = make_form(getattr(task, "defaults", None), task=task, run=CompareOptions)
     filled = fill(form, arguments[len(words) :], f"rookery compare {' '.join(words)}", "Methods side by side.")
     options: CompareOptions = filled.run
     shared = {field.name: getattr(options, field.name) for field in dataclasses.fields(CommonOptions)}
     experiments = {}
     for words_of_it in labels:
-        label, method = parse_method(words_of_it, task)
+        bare, own_task = parse_form(words_of_it, filled.task)
+        label, method = parse_method(bare, own_task)
+        if bare != words_of_it:
+            label = words_of_it if label == bare else f"{label}@{getattr(own_task, FORM)}"
         if label in experiments:
             raise InputError(f"compare: {label} was given twice; give classes of different names")
-        experiments[label] = Experiment(task_name, filled.task, label, method, Options(**shared))
+        experiments[label] = Experiment(task_name, own_task, label, method, Options(**shared))
     tuned = options.tune_budget if options.tune_budget is not None else (0.0 if options.tune else None)
     budget = comparing.Budget.of(options.exchanges, options.megabytes, options.gradients)
     comparing.check(options.seeds, tuned)
@@ -315,18 +327,22 @@ def data(arguments: list[str], console: Console) -> int:
         raise InputError("data: the name of one dataset is needed, as in: rookery data digits --partition shards:2")
     form, name = make_form(run=DataOptions), words[0]
     options: DataOptions = fill(form, arguments[1:], f"rookery data {name}", "A dataset and its partition.").run
-    partition, dataset = parse(options.partition), load(name)
-    parts = partition.assign(dataset.train["label"], options.clients, options.seed)
+    source, partition = by_column(name, parse(options.partition))
+    dataset = load(source)
+    parts, names = dataset.deal(partition, options.clients, options.seed)
     counts = class_counts(dataset.train["label"], parts, dataset.classes)
     train, test = (len(part["label"]) for part in (dataset.train, dataset.test))
     shape = " x ".join(map(str, dataset.shape))
     console.print(f"{name}: {train} training and {test} test examples of {shape}, {dataset.classes} classes")
-    console.print(f"{options.partition} over {options.clients} clients, seed {options.seed}", markup=False)
+    console.print(f"{options.partition} over {len(parts)} clients, seed {options.seed}", markup=False)
+    if names:
+        who = ", ".join(f"{who} ({part.size})" for who, part in zip(names[:20], parts))
+        console.print(who + (f" and {len(names) - 20} more" if len(names) > 20 else ""), markup=False)
     show_counts(console, counts, dataset.class_names)
     if options.plot:
         stem = f"{name}_{options.partition}".replace(":", "-").replace("/", "-")
         path = options.out or Path(f"{stem}.png")
-        title = f"{name}, {options.partition}, {options.clients} clients"
+        title = f"{name}, {options.partition}, {len(parts)} clients"
         try:
             plot_counts(counts, dataset.class_names, path, title)
         except OSError as error:

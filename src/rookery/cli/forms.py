@@ -6,13 +6,14 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
 
 from rookery.algorithms.registry import Row, find_method
-from rookery.errors import InputError, nearest
-from rookery.experiments.experiment import Options
+from rookery.errors import InputError, nearest, unknown
+from rookery.experiments.experiment import FORM, Options
 from rookery.federation.fields import Option, RatesField, meanings
 from rookery.federation.rates import Rates
 from rookery.own_code import short_name
@@ -24,12 +25,15 @@ def fill(form: type[Any], arguments: list[str], prog: str, description: str) -> 
     return tyro.cli(form, args=arguments, prog=prog, description=description)
 
 
-def make_form(**parts: type[Any]) -> type[Any]:
-    """A form of several dataclasses: the options of `run` stand alone, those of the others after its name."""
+def make_form(defaults: Mapping[str, Any] | None = None, /, **parts: type[Any]) -> type[Any]:
+    """A form of several dataclasses: the options of `run` stand alone, those of the others after its name. `defaults`
+    are those of `run` that differ from its own."""
     bare = lambda part: tyro.conf.FlagCreatePairsOff[tyro.conf.OmitArgPrefixes[part]]  # type: ignore[valid-type]
     named = lambda part: tyro.conf.FlagConversionOff[part]  # type: ignore[valid-type]
     fields = [
-        (name, bare(part) if name == "run" else named(part), dataclasses.field(default_factory=part))
+        (name, bare(part), dataclasses.field(default_factory=partial(part, **(defaults or {}))))
+        if name == "run"
+        else (name, named(part), dataclasses.field(default_factory=part))
         for name, part in parts.items()
     ]
     form = dataclasses.make_dataclass("Options", fields, frozen=True)
@@ -48,8 +52,9 @@ class Parsed:
 
 def parse_options(task_name: str, task: type[Any], row: Row, arguments: list[str], run: type[Any] = Options) -> Parsed:
     """The options of `rookery run`: --task.*, --method.* and those of the run."""
+    rates = _task_alone(task, arguments).rates
     filled = fill(
-        make_form(task=task, method=method_form(row, task().rates), run=run),
+        make_form(getattr(task, "defaults", None), task=task, method=method_form(row, rates), run=run),
         arguments,
         prog=f"rookery run {task_name} {row.name}",
         description=f"{(task.__doc__ or '').split(chr(10))[0]} Method: {row.summary}.",
@@ -57,9 +62,31 @@ def parse_options(task_name: str, task: type[Any], row: Row, arguments: list[str
     return Parsed(filled.task, method_from(row, filled.method), filled.run)
 
 
-def parse_method(text: str, task: type[Any]) -> tuple[str, Any]:
-    """A method with options, as in `simfbo`, `simfbo:local-steps=5,lr.x=0.1` or `mine.py:Mine:beta=0.5`, and what to
-    call it."""
+def _task_alone(task: type[Any], arguments: list[str]) -> Any:
+    """The task as the command line sets it: a method's rates are by default those of the task, which depend on it."""
+    words, taken = [], False
+    for argument in arguments:
+        taken = argument.startswith("--task.") or (taken and not re.match(r"--?[a-zA-Z]", argument))
+        words += [argument] * taken
+    return fill(make_form(task=task), words, prog="rookery", description="").task
+
+
+def parse_form(text: str, task: Any) -> tuple[str, Any]:
+    """A method's words without the form of the task that they name, and the task in that form: `fedavg@plain`."""
+    found = re.match(r"(.*?)@(\w*)(.*)$", text)
+    if found is None or not hasattr(task, FORM):
+        if found is not None and "@" in text.partition(":")[0]:
+            raise InputError(f"method: {text!r} was given, and the task has one form; give the method alone")
+        return text, task
+    allowed = get_args(get_type_hints(type(task))[FORM])
+    if found[2] not in allowed:
+        raise unknown(f"method: the form in {text!r}", found[2], allowed)
+    return found[1] + found[3], dataclasses.replace(task, **{FORM: found[2]})
+
+
+def parse_method(text: str, task: Any) -> tuple[str, Any]:
+    """A method with options, as in `simfbo`, `simfbo:local-steps=5,lr.x=0.1` or `mine.py:Mine:beta=0.5`, for a task,
+    and what to call it."""
     own = re.match(r"(.*\.py:\w+)(?::(.*))?$", text)
     name, settings = (own[1], own[2] or "") if own else text.partition(":")[::2]
     row = find_method(name)
@@ -70,7 +97,7 @@ def parse_method(text: str, task: type[Any]) -> tuple[str, Any]:
         if not equals:
             raise InputError(f"method: {text!r} was given; options follow as in {name}:local-steps=5,lr.x=0.1")
         arguments += [f"--method.{key.strip()}", value.strip()]
-    form = make_form(method=method_form(row, task().rates))
+    form = make_form(method=method_form(row, task.rates))
     try:
         return label, method_from(row, fill(form, arguments, prog=f"rookery compare {text}", description="").method)
     except InputError as error:

@@ -73,10 +73,31 @@ def show_results(console: Console, results: Mapping[str, Result]) -> None:
             str(row["samples"]),
             f"{row['seconds']:.2f}",
         )
-        values.add_row(name, *(f"{row[metric]:.4f}" for metric in metrics))
+        values.add_row(name, *(_number(row[metric]) for metric in metrics))
     _print(console, costs)
     if metrics:
         _print(console, values)
+    for result in results.values():
+        if result.clients is not None:
+            show_clients(console, result.clients)
+
+
+def show_clients(console: Console, clients: Table, most: int = 20) -> None:
+    """A row per client: who it is, how much it weighs, and its own metrics; of many the first and the last ones."""
+    rows = clients.rows if len(clients.rows) <= most else [*clients.rows[: most // 2], *clients.rows[-most // 2 :]]
+    metrics = [name for name in clients.columns if name not in ("client", "examples", "weight", "test examples")]
+    table = _table("client", "weight", "examples", "of test", *metrics)
+    for row in rows:
+        counts = [f"{row['weight']:.3f}", str(row["examples"]), str(row["test examples"])]
+        table.add_row(row["client"], *counts, *(_number(row[metric]) for metric in metrics))
+    _print(console, table)
+    if len(rows) < len(clients.rows):
+        console.print(f"{len(clients.rows) - len(rows)} more are in clients.csv")
+
+
+def _number(value: float) -> str:
+    """Four decimals, or four digits where it is large."""
+    return f"{value:.4f}" if abs(value) < 1e5 else f"{value:.4g}"
 
 
 def _with_spread(row: Mapping[str, Any], name: str, form: str, missing: str) -> str:
@@ -123,7 +144,7 @@ def show_tuning(console: Console, label: str, table: Table, gradients: int) -> N
 def show_study(console: Console, study: Study, done: Mapping[str, Done], quick: bool) -> None:
     """A study's table: ours with its spread, and the paper's number in brackets."""
     for grid in grids(study, rows_of(study, done, quick)):
-        console.print(f"\n{grid.heading}: ours ± spread (paper)", markup=False)
+        console.print(f"\n{grid.heading}: ours ± spread{'' if quick else ' (paper)'}", markup=False)
         shown = _table("", *grid.columns)
         for row in grid.rows:
             shown.add_row(*row)

@@ -23,11 +23,12 @@ from rookery.data import formats
 from rookery.data.datasets import Dataset, breast_cancer, digits, heart, standardising, wine
 from rookery.data.download import ChecksumError, DownloadError, checksum_of, fetch
 from rookery.data.inputs import Scale
+from rookery.data.partitions import Natural, Partition
 from rookery.data.parts import hold_out
 from rookery.data.tables import Reading, read_csv, records_of
 from rookery.errors import AdviceWarning, InputError, unknown
 
-__all__ = ["DATASETS", "cache_folder", "load"]
+__all__ = ["DATASETS", "by_column", "cache_folder", "load"]
 
 # How a file may be packed: what may stand at the end of its name.
 PACKINGS = (".gz", ".xz", ".bz2", "")
@@ -149,6 +150,8 @@ class _Stored:
       lesser: further alternatives, without a test file: enough in a folder of one's own, not in the cache, where the
         test file may just not have arrived.
       namesake: a dataset with files of the same names; what is known to be its is not taken for this one's.
+      recognise: tells the dataset by its content, or refuses it, where the packing is not the published one and what
+        was packed has no published checksum.
     """
 
     name: str
@@ -158,6 +161,7 @@ class _Stored:
     forms: tuple[tuple[str, ...], ...]
     lesser: tuple[tuple[str, ...], ...] = ()
     namesake: str | None = None
+    recognise: Callable[[Dataset, Path], Dataset] | None = None
 
     def __call__(self) -> Dataset:
         """The dataset, from where it is found first."""
@@ -222,12 +226,18 @@ class _Stored:
         """The dataset in some files, each of them checked where its checksum is known."""
         known = CHECKSUMS.get(self.name, {})
         for path in paths:
-            expected, content = known.get(path.name), path
-            if expected is None and (expected := known.get(_unpacked_name(path))):
-                content = BytesIO(formats.contents(path))  # the checksum is that of the file before it was packed
-            if expected is None:
+            expected, inside = known.get(path.name), known.get(_unpacked_name(path))
+            if expected is None and inside is None:
                 continue
-            if (found := checksum_of(content, expected.partition(":")[0])) != expected:
+            if expected is not None and (found := checksum_of(path, expected.partition(":")[0])) == expected:
+                continue
+            # Packed by somebody else, maybe: then what was packed tells.
+            if inside is not None and path.suffix in PACKINGS[:-1]:
+                expected = inside
+                found = checksum_of(BytesIO(formats.contents(path)), expected.partition(":")[0])
+            elif self.recognise is not None and path.suffix in PACKINGS[:-1]:
+                return self.recognise(self.read(*paths), path)
+            if found != expected:
                 raise ChecksumError(f"{path}: {expected} is expected and {found} was found; remove or replace the file")
         return self.read(*paths)
 
@@ -260,6 +270,14 @@ def _load_local(name: str) -> Dataset:
         raise InputError(f"data: {name!r} was given; the path of a LIBSVM file is needed")
     test = _packed(path.with_name(f"{_unpacked_name(path)}.t"))
     return _load(_local, (path, test) if test else (path,))
+
+
+def by_column(name: str, partition: Partition) -> tuple[str, Partition]:
+    """Data and a partition, where `natural:COLUMN` of a csv file is put as `natural` of `csv:FILE#COLUMN`: the column
+    says whose a row is, and is no input."""
+    if isinstance(partition, Natural) and partition.column and name.startswith(TABLE) and "#" not in name:
+        return f"{name}#{partition.column}", Natural()
+    return name, partition
 
 
 def _load_table(name: str) -> Dataset:
@@ -316,6 +334,7 @@ def _of_records(name: str, records: Any, owned: bool) -> Dataset:
         owner[~held_out] if owned else None,
         records.names if owned else (),
         records.columns,
+        owner[held_out] if owned else None,
     )
 
 
@@ -394,13 +413,36 @@ def _read_magic(path: Path) -> Dataset:
     return replace(dataset, scale=standardising(dataset.train["input"]), class_names=("gamma", "hadron"))
 
 
+_FASHION_PIXELS = (0.2860, 0.3530)  # mean and deviation of its training pixels, as published
 _IDX = tuple(f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-def _idx(name: str, mean: float, std: float, class_names: tuple[str, ...], namesake: str) -> _Stored:
+def _idx(
+    name: str,
+    mean: float,
+    std: float,
+    class_names: tuple[str, ...],
+    namesake: str,
+    recognise: Callable[[Dataset, Path], Dataset] | None = None,
+) -> _Stored:
     read = partial(_read_idx, name, Scale((28, 28, 1), 255.0, mean, std), class_names)
-    return _Stored(name, name, read, tuple(f"{file}.gz" for file in _IDX), (_IDX,), namesake=namesake)
+    download = tuple(f"{file}.gz" for file in _IDX)
+    return _Stored(name, name, read, download, (_IDX,), namesake=namesake, recognise=recognise)
+
+
+def _recognise_fashion(dataset: Dataset, path: Path) -> Dataset:
+    """Fashion-MNIST by its content: as many of every class, and the published mean and deviation of its pixels."""
+    counts = [np.bincount(part["label"], minlength=10) for part in (dataset.train, dataset.test)]
+    pixels = dataset.train["input"] / np.float32(255)
+    found = (round(float(pixels.mean(dtype=np.float64)), 4), round(float(pixels.std(dtype=np.float64)), 4))
+    if found != _FASHION_PIXELS or [set(each.tolist()) for each in counts] != [{6_000}, {1_000}]:
+        raise ChecksumError(
+            f"{path}: it is not packed as Fashion-MNIST was published, and its content, of mean {found[0]} and "
+            f"deviation {found[1]}, is not that of Fashion-MNIST, {_FASHION_PIXELS[0]} and {_FASHION_PIXELS[1]}; "
+            "remove or replace the file"
+        )
+    return dataset
 
 
 def _libsvm(name: str, features: int, *files: str) -> _Stored:
@@ -436,7 +478,7 @@ DATASETS: Mapping[str, tuple[str, Callable[[], Dataset]]] = {
     ),
     "fashion_mnist": (
         "70,000 articles of clothing of 28 x 28 pixels, ten classes",
-        _idx("fashion_mnist", 0.2860, 0.3530, _FASHION, namesake="mnist"),
+        _idx("fashion_mnist", *_FASHION_PIXELS, _FASHION, namesake="mnist", recognise=_recognise_fashion),
     ),
     "cifar10": ("60,000 photographs of 32 x 32 pixels in colour, ten classes", _CIFAR10),
     "a9a": ("48,842 adults of a census, 123 binary features, two classes", _libsvm("a9a", 123, "a9a", "a9a.t")),

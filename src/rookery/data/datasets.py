@@ -16,7 +16,7 @@ from rookery.data.federated import Augment, Clients, Split, federate
 from rookery.data.inputs import Scale
 from rookery.data.parts import check_fraction, hold_out
 from rookery.data.tables import read_csv
-from rookery.errors import InputError
+from rookery.errors import InputError, unknown
 
 __all__ = ["Dataset", "breast_cancer", "digits", "heart", "standardising", "synthetic", "wine"]
 
@@ -35,6 +35,7 @@ class Dataset:
       class_names: what the classes are called; by default their numbers.
       owner: of every training example, the number of the client whose it is, where the data has clients of its own.
       owners: who these are.
+      test_owner: of every test example, whose it is, likewise.
       columns: what the inputs are called, where they came from a table.
     """
 
@@ -47,6 +48,7 @@ class Dataset:
     owner: np.ndarray | None = field(default=None, repr=False)
     owners: tuple[str, ...] = field(default=(), repr=False)
     columns: tuple[str, ...] = field(default=(), repr=False)
+    test_owner: np.ndarray | None = field(default=None, repr=False)
 
     def __post_init__(self):
         if self.scale is None:
@@ -66,8 +68,9 @@ class Dataset:
         """
         check_fraction("fraction", fraction)
         held_out = hold_out("fraction", self.train["label"], fraction, seed)
-        owner = None if self.owner is None else self.owner[~held_out]
-        return replace(self, train=_take(self.train, ~held_out), test=_take(self.train, held_out), owner=owner)
+        kept, test = (None if self.owner is None else self.owner[where] for where in (~held_out, held_out))
+        parts = {"train": _take(self.train, ~held_out), "test": _take(self.train, held_out)}
+        return replace(self, **parts, owner=kept, test_owner=test)
 
     def first(self, train: int, test: int) -> Dataset:
         """The first training and test examples, as many as are asked for."""
@@ -77,7 +80,9 @@ class Dataset:
                     f"{name}: {number} was given; {self.name} has {len(whole['label'])} examples of that part"
                 )
         owner = None if self.owner is None else self.owner[:train]
-        return replace(self, train=_take(self.train, slice(train)), test=_take(self.test, slice(test)), owner=owner)
+        of_test = None if self.test_owner is None else self.test_owner[:test]
+        parts = {"train": _take(self.train, slice(train)), "test": _take(self.test, slice(test))}
+        return replace(self, **parts, owner=owner, test_owner=of_test)
 
     def partition(
         self,
@@ -87,6 +92,7 @@ class Dataset:
         validation: float | None = None,
         weights=None,
         augment: Augment | None = None,
+        own_test: bool = False,
     ) -> Clients:
         """Deals the training examples to clients.
 
@@ -101,11 +107,30 @@ class Dataset:
             client has.
           weights: the weights p_i of the clients, as `federate` takes them.
           augment: what is done to training examples inside the program, as `federate` takes it.
+          own_test: whether the test examples are dealt as well, so that each client has some of its own: those that
+            are its, where the data says so, or as many of each class as go with its part of the training examples.
 
         >>> clients = digits().partition(partitions.Dirichlet(0.2), clients=10, validation=0.2)
         >>> clients.population
         10
         """
+        if isinstance(scheme, str):
+            scheme = partitions.parse(scheme)
+        if validation is not None:
+            check_fraction("validation", validation)
+        parts, names = self.deal(scheme, clients, seed)
+        test = [_take(self.test, part) for part in self._deal_test(scheme, parts, names)] if own_test else None
+        if validation is None:
+            data = [_take(self.train, part) for part in parts]
+        else:
+            data = [self._split(part, validation, i, seed) for i, part in enumerate(parts)]
+        made = federate(data, weights=weights, augment=augment, test=test)
+        return replace(made, names=names or made.names, columns=self.columns)
+
+    def deal(
+        self, scheme: partitions.Partition | str, clients: int, seed: int
+    ) -> tuple[list[np.ndarray], tuple[str, ...]]:
+        """Which training examples each client is given, and who the clients are, where the data knows them."""
         if isinstance(scheme, str):
             scheme = partitions.parse(scheme)
         # A class passes the protocol's check as well as its instances do.
@@ -114,31 +139,49 @@ class Dataset:
                 f"scheme: {scheme!r} was given; a partition such as Dirichlet(0.2) is needed, "
                 "or a text such as 'dirichlet:0.2'"
             )
-        if validation is not None:
-            check_fraction("validation", validation)
-        names = ()
-        if isinstance(scheme, partitions.Natural):
-            parts, names = self._natural(scheme)
-        else:
-            parts = scheme.assign(self.train["label"], clients, seed)
-        if validation is None:
-            data = [_take(self.train, part) for part in parts]
-        else:
-            data = [self._split(part, validation, i, seed) for i, part in enumerate(parts)]
-        made = federate(data, weights=weights, augment=augment)
-        return replace(made, names=names or made.names, columns=self.columns)
+        if not isinstance(scheme, partitions.Natural):
+            return scheme.assign(self.train["label"], clients, seed), ()
+        owner, _, owners = self._owners(scheme)
+        parts = {name: np.flatnonzero(owner == number) for number, name in enumerate(owners)}
+        parts = {name: part for name, part in parts.items() if part.size}  # some may have test examples alone
+        return list(parts.values()), tuple(parts)
 
-    def _natural(self, scheme: partitions.Natural) -> tuple[list[np.ndarray], tuple[str, ...]]:
-        """The examples of each of the data's own clients, and who they are; those without training examples are left
-        out."""
-        if self.owner is None:
+    def _owners(self, scheme: partitions.Natural) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+        """Whose every training example is, whose every test example, and who they are."""
+        if scheme.column is not None:
+            if scheme.column not in self.columns:
+                raise unknown("partition: natural", scheme.column, self.columns)
+            place = self.columns.index(scheme.column)
+            whole = np.concatenate([part["input"][:, place] for part in (self.train, self.test)])
+            values, owner = np.unique(whole, return_inverse=True)
+            names = tuple(f"{scheme.column}={value:g}" for value in values)
+            return owner[: len(self.train["label"])], owner[len(self.train["label"]) :], names
+        if self.owner is None or self.test_owner is None:
             raise InputError(
                 f"partition: natural was given, and {self.name} has no clients of its own; data that has is "
                 "csv:FOLDER, a file per client, csv:FILE#COLUMN, and heart"
             )
-        parts = {name: np.flatnonzero(self.owner == number) for number, name in enumerate(self.owners)}
-        parts = {name: part for name, part in parts.items() if part.size}
-        return list(parts.values()), tuple(parts)
+        return self.owner, self.test_owner, self.owners
+
+    def _deal_test(
+        self, scheme: partitions.Partition | str, parts: list[np.ndarray], names: tuple[str, ...]
+    ) -> list[np.ndarray]:
+        """The test examples of each client."""
+        if isinstance(scheme, str):
+            scheme = partitions.parse(scheme)
+        if isinstance(scheme, partitions.Natural):
+            _, owner, owners = self._owners(scheme)
+            tests = [np.flatnonzero(owner == owners.index(name)) for name in names]
+        else:
+            tests = partitions.deal_like(self.train["label"], parts, self.test["label"])
+        for number, part in enumerate(tests):
+            if not part.size:
+                called = repr(names[number]) if names else number
+                raise InputError(
+                    f"clients: {len(parts)} share the {len(self.test['label'])} test examples of {self.name}, and "
+                    f"client {called} has none; fewer clients, or more examples of it, are needed"
+                )
+        return tests
 
     def _split(self, part, validation, client, seed):
         if part.size < 2:

@@ -346,6 +346,38 @@ class LongTail:
         return np.flatnonzero(place < sizes[class_of])
 
 
+def deal_like(labels: np.ndarray, parts: Sequence[np.ndarray], others: np.ndarray) -> list[np.ndarray]:
+    """Deals other examples as some were dealt: of every class, a client's part of these is as its part of those.
+
+    Parts are rounded so that every example of a class that some client has is dealt; then a client that got none is
+    given one, of the class that it has most of, by the client with the most of them.
+
+    >>> labels = np.array([0, 0, 0, 1])
+    >>> [part.tolist() for part in deal_like(labels, [np.array([0, 3]), np.array([1, 2])], np.array([0, 0, 0, 1, 1]))]
+    [[0, 3, 4], [1, 2]]
+    """
+    classes = int(max(labels.max(), others.max(initial=0))) + 1
+    had = class_counts(labels, parts, classes)
+    taken = np.zeros_like(had)
+    for c in np.flatnonzero(had.sum(axis=0)):
+        exact = had[:, c] * (np.sum(others == c) / had[:, c].sum())
+        taken[:, c] = np.floor(exact + 1e-9)
+        left = np.sum(others == c) - taken[:, c].sum()
+        taken[np.argsort(taken[:, c] - exact, kind="stable")[:left], c] += 1
+    for poor in np.flatnonzero(taken.sum(axis=1) == 0):
+        for c in np.argsort(-had[poor], kind="stable"):
+            rich = np.argmax(np.where(taken[:, c] > 0, taken.sum(axis=1), 0))
+            if had[poor, c] and taken[rich, c] and taken[rich].sum() > 1:
+                taken[[rich, poor], c] += [-1, 1]
+                break
+    dealt: list[list[np.ndarray]] = [[] for _ in parts]
+    for c in range(classes):
+        edges = np.cumsum(taken[:, c])
+        for own, piece in zip(dealt, np.split(np.flatnonzero(others == c)[: edges[-1]], edges[:-1])):
+            own.append(piece)
+    return [np.concatenate(own) for own in dealt]
+
+
 def class_counts(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
     """How many examples of each class every client has: (clients, classes) integers.
 
@@ -363,16 +395,22 @@ def class_counts(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) 
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
 
 
-# Name on the command line -> (constructor, one line about it).
 @dataclass(frozen=True)
 class Natural:
-    """The data's own clients: hospitals, regions, people. Only data that knows whose an example is has them."""
+    """The data's own clients: hospitals, regions, people. Only data that knows whose an example is has them.
+
+    Args:
+      column: the column whose values are the clients; None: who the data says they are.
+    """
+
+    column: str | None = None
 
     def assign(self, labels, clients: int, seed: int) -> list[np.ndarray]:
         """It cannot be told from labels; `Dataset.partition` does it."""
         raise InputError("partition: natural was given for labels alone; it is for data with clients of its own")
 
 
+# Name on the command line -> (constructor, one line about it).
 PARTITIONS: Mapping[str, tuple[Callable[..., Partition], str]] = {
     "iid": (IID, "uniform shuffle, equal sizes"),
     "shards": (Shards, "K label-sorted shards per client, equal sizes (shards:K, K = 2 if left out)"),
@@ -383,14 +421,25 @@ PARTITIONS: Mapping[str, tuple[Callable[..., Partition], str]] = {
     ),
     "hetero": (ClassHeterogeneity, "a share Q of one class per group of clients, equal sizes (hetero:Q)"),
     "quantity": (QuantitySkew, "sizes ~ Dirichlet(A), labels as in the whole (quantity:A)"),
-    "natural": (Natural, "the data's own clients: hospitals, files, or the values of a column (natural)"),
+    "natural": (
+        Natural,
+        "the data's own clients, hospitals say, or the values of a column (natural, natural:COLUMN)",
+    ),
     "longtail": (LongTail, "class sizes falling to a share R, then any partition (longtail:R, longtail:R+hetero:Q)"),
 }
+
+
+def _named(text: str) -> str:
+    """A name that is not empty."""
+    if not text.strip():
+        raise ValueError
+    return text.strip()
+
 
 # Name -> (its full form, how the number behind the colon is read, whether it may be left out).
 _FORMS: Mapping[str, tuple[str, Callable[[str], Any] | None, bool]] = {
     "iid": ("iid", None, True),
-    "natural": ("natural", None, True),
+    "natural": ("natural:COLUMN with a column's name", _named, True),
     "shards": ("shards:K with an integer K", int, True),
     "dirichlet": ("dirichlet:A with a number A", float, False),
     "dirichlet-class": ("dirichlet-class:A with a number A", float, False),
@@ -405,7 +454,8 @@ _THEN = re.compile(r"\+(?=\s*[a-z])", re.IGNORECASE)
 
 def parse(text: str) -> Partition:
     """The partition a text stands for: `iid`, `shards:2`, `dirichlet:0.2`, `dirichlet-class:0.5`, `hetero:0.5`,
-    `quantity:0.5` or `longtail:0.01`, the last also with what deals the kept examples, `longtail:0.01+hetero:0.5`.
+    `quantity:0.5`, `natural`, `natural:COLUMN` or `longtail:0.01`, the last also with what deals the kept examples,
+    `longtail:0.01+hetero:0.5`.
 
     >>> parse("dirichlet:0.2")
     Dirichlet(alpha=0.2, by='client', minimum=1)

@@ -12,7 +12,7 @@ from typing import Any
 from rookery.data.federated import Clients
 from rookery.errors import InputError, unknown
 from rookery.experiments.compare import Budget, Comparison, check, compare_in_folder, compare_subjects
-from rookery.experiments.experiment import CONFIG, Callback, CommonOptions, Experiment, Options, decisive
+from rookery.experiments.experiment import CONFIG, FORM, Callback, CommonOptions, Experiment, Options, decisive
 from rookery.experiments.subject import OwnOptions, OwnSubject, Subject, check_methods
 from rookery.experiments.tune import Tuning
 from rookery.experiments.tune import tune as tune_subject
@@ -53,7 +53,8 @@ def compare(
 
     Args:
       problem: a problem, or a task such as `rk.tasks.HyperRep()`.
-      methods: by label.
+      methods: by label. Of a task also a pair, the same task in another form and a method, such as
+        `(rk.tasks.Trust(form="plain"), rk.FedAvg(lr=rk.Rates(0.5)))`.
       clients: who holds the data; for a task, how many clients its data is divided over.
       exchanges, megabytes, gradients: what every method is given, one of them; none: 200 exchanges.
       seeds: how many. Of a problem they are those of the run; of a task each draws its own partition and initial
@@ -179,8 +180,22 @@ def subjects_of(
             raise unknown("options", name, allowed)
     if clients is not None:
         options = {**options, "clients": clients}
-    name = task_name(problem)
-    return {label: Experiment(name, problem, label, method, Options(**options)) for label, method in methods.items()}
+    name, set_options = task_name(problem), Options(**{**getattr(problem, "defaults", {}), **options})
+    return {
+        label: Experiment(name, task, label, method, set_options)
+        for label, (task, method) in ((label, _on(problem, label, given)) for label, given in methods.items())
+    }
+
+
+def _on(task: Any, label: str, given: Any) -> tuple[Any, Any]:
+    """The task that a method is run on, and the method: a pair of its own, or the task of all."""
+    if not isinstance(given, tuple):
+        return task, given
+    if len(given) != 2 or type(given[0]) is not type(task):
+        raise InputError(
+            f"methods: {label!r}: {given!r} was given; a method, or a pair of a {type(task).__name__} and a method"
+        )
+    return given
 
 
 def task_name(task: Any) -> str:
@@ -227,7 +242,8 @@ def _go(subject: Any, callbacks: Iterable[Callback]) -> Result:
     """Runs a subject, and keeps nothing of it on disk."""
     options = subject.options
     arguments = subject.arguments(subject.assemble()) | {"stop": None}
-    return run(method=subject.method, rounds=options.rounds, every=options.every, callbacks=callbacks, **arguments)
+    with subject.advised():
+        return run(method=subject.method, rounds=options.rounds, every=options.every, callbacks=callbacks, **arguments)
 
 
 def _compare_own(
@@ -265,7 +281,8 @@ def asked_of(
     one = next(iter(experiments.values()))
     shared = {field.name: getattr(one.options, field.name) for field in dataclasses.fields(CommonOptions)}
     asked = {budget.axis: budget.amount, "seeds": seeds, "tune_budget": tune_budget, "task": one.task_name}
-    return decisive(asked | {"task_options": dataclasses.asdict(one.task), **shared, "target": None})
+    of_task = {name: value for name, value in dataclasses.asdict(one.task).items() if name != FORM}  # a method's own
+    return decisive(asked | {"task_options": of_task, **shared, "target": None})
 
 
 @contextlib.contextmanager

@@ -10,14 +10,16 @@ import dataclasses
 import json
 import math
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rookery.algorithms.registry import find_method
+from rookery.data.catalogue import by_column
 from rookery.data.partitions import Natural, parse
-from rookery.errors import InputError
+from rookery.errors import AdviceWarning, InputError
 from rookery.experiments.codec import CLASS, build, decode, encode
 from rookery.federation.sampling import All, Uniform
 from rookery.own_code import own_name, short_name, source_hash
@@ -32,6 +34,8 @@ from rookery.tasks.registry import find_task
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
 Callback = Callable[[int, dict], Any]
+
+FORM = "form"  # the field of a task that says in which form it is solved, where it has several
 
 COHORT = 10  # clients per round, where there are more and nothing is said
 
@@ -91,12 +95,20 @@ class Experiment:
             raise InputError(
                 f"clients, cohort: {options.clients}, {options.cohort} were given; clients >= 1, cohort >= 0"
             )
-        partition = parse(options.partition)
+        partition, task = parse(options.partition), self.task
+        if isinstance(getattr(task, "data", None), str):
+            data, partition = by_column(task.data, partition)
+            task = task if data == task.data else dataclasses.replace(task, data=data)
         if not isinstance(partition, Natural):
             self._cohort(options.clients)
         if options.target is not None and not math.isfinite(options.target):
             raise InputError(f"target: {options.target} was given; a finite number is needed")
-        return self.task.assemble(partition, options.clients, options.seed, tuning=tuning)
+        assembly = task.assemble(partition, options.clients, options.seed, tuning=tuning)
+        if options.target is not None and options.target > 1 and "accuracy" in assembly.main_metric:
+            raise InputError(
+                f"target: {options.target:g} was given; {assembly.main_metric} is a part of 1, such as 0.9"
+            )
+        return assembly
 
     def _cohort(self, population: int) -> int:
         """Clients per round, 0: all of them."""
@@ -109,6 +121,14 @@ class Experiment:
                 "all of them"
             )
         return cohort
+
+    @contextlib.contextmanager
+    def advised(self) -> Iterator[None]:
+        """Advice of what the user chose, and none of what the task did: its minibatches."""
+        with warnings.catch_warnings():
+            if self.options.batch_size is None:
+                warnings.filterwarnings("ignore", "batch_size", AdviceWarning)
+            yield
 
     def arguments(self, assembly: Assembly) -> dict[str, Any]:
         """What `rk.run` and `rk.sweep` are given, but for the method and the rounds."""
@@ -125,6 +145,7 @@ class Experiment:
             "batch_size": batch_size or None,
             "seed": options.seed,
             "metrics": assembly.metrics,
+            "client_metrics": assembly.client_metrics,
             "stop": assembly.stop(options.target),
             "engine": options.engine,
             "precision": options.precision,
@@ -251,7 +272,8 @@ def _go(experiment: Experiment, assembly: Assembly, folder: Path, callbacks: Any
     where = (folder / CHECKPOINTS, options.checkpoint_every, options.keep)
     plan = Continued(*where, begin=history.begin) if resumed else Checkpoints(*where)
     try:
-        return run(
+        with experiment.advised():
+            return run(
             method=experiment.method, rounds=options.rounds, every=options.every, checkpoints=plan, **arguments
         )  # fmt: skip
     except Interrupted as interrupted:

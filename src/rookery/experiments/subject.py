@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,6 +32,10 @@ class Subject(Protocol):
 
     def arguments(self, assembly: Assembly) -> dict[str, Any]:
         """What `rk.run` is given, but for the method and the rounds."""
+        ...
+
+    def advised(self) -> contextlib.AbstractContextManager[None]:
+        """Where it is run: advice that the user has no use for is not given."""
         ...
 
 
@@ -74,6 +79,9 @@ class OwnSubject:
             falling=self.falling,
         )
 
+    def advised(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def arguments(self, assembly: Assembly) -> dict[str, Any]:
         return {**self.given, "metrics": assembly.metrics, "seed": self.options.seed}
 
@@ -84,6 +92,7 @@ def check_methods(methods: Any) -> None:
         raise InputError(
             f'methods: {methods!r} was given; a mapping such as {{"SimFBO": rk.SimFBO(lr=rk.Rates(0.1))}} is needed'
         )
-    for label, method in methods.items():
+    for label, given in methods.items():
+        method = given[-1] if isinstance(given, tuple) and given else given
         if not isinstance(label, str) or isinstance(method, type) or not callable(getattr(method, "round", None)):
             raise InputError(f"methods: {label!r}: {method!r} was given; a label and a method are needed")

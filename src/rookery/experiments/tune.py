@@ -46,6 +46,7 @@ class Cost:
 def probe(experiment: Subject, tuning: bool = False) -> Cost:
     """The cost of a round, measured: three are run, since the first may be special, with rates that move nothing."""
     arguments: dict[str, Any] = experiment.arguments(experiment.assemble(tuning)) | {"stop": None, "metrics": None}
+    arguments |= {"client_metrics": None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AdviceWarning)  # told when the run itself begins
         history = run(method=_still(experiment.method), rounds=3, every=1, **arguments).history

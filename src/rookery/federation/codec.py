@@ -14,7 +14,7 @@ import numpy as np
 
 from rookery.errors import InputError, unknown
 from rookery.federation.rates import Decay, PerClient, Rates
-from rookery.federation.server_optimiser import ServerOptimiser, from_optax
+from rookery.federation.server_optimiser import ServerOptimiser, named_optimiser
 from rookery.federation.steps import Epochs, FixedSteps, RandomSteps
 from rookery.problems.sets import Ball, Box, Simplex
 
@@ -95,7 +95,7 @@ def decode(value: Any, classes: Mapping[str, type[Any]] | None = None) -> Any:
         case "tuple":
             return tuple(items["items"])
         case "ServerOptimiser":
-            return from_optax(items.pop("optimiser"), **items)
+            return named_optimiser(items.pop("optimiser"), **items)
         case str(name) if name in known:
             return known[name](**items)
         case name:

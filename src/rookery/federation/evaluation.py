@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from rookery.data.batches import Shard
+from rookery.data.batches import Batch, Shard
 from rookery.federation.client import ProgramConfig, Record
 from rookery.vectors import Sequences, Values
 
@@ -24,8 +24,11 @@ def evaluate(
     config: ProgramConfig, function: ClientMetrics, capacity: int, shard: Shard, z: Sequences, record: Record
 ) -> dict[str, jax.Array]:
     """The phase: the means of the metrics over a client's own test examples, at the shared sequences and its own."""
-    values = z.merged(record.local).trees()
-    batch = shard.batch(TEST, None, capacity, config.dtype)
+    return means(function, z.merged(record.local).trees(), shard.batch(TEST, None, capacity, config.dtype))
+
+
+def means(function: ClientMetrics, values: Values, batch: Batch) -> dict[str, jax.Array]:
+    """The means of the metrics over a batch."""
     return batch.mean(lambda example: dict(function(values, example)))
 
 

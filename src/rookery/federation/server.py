@@ -14,7 +14,7 @@ from rookery.federation.fields import component, parse_words
 from rookery.federation.method import State, first_round, struct
 from rookery.federation.protocols import ServerStep, fulfils
 from rookery.federation.rates import Rates
-from rookery.federation.server_optimiser import ServerOptimiser, from_optax, is_traced
+from rookery.federation.server_optimiser import ServerOptimiser, is_traced, named_optimiser
 from rookery.problems.base import Problem
 from rookery.structs import Given
 from rookery.vectors import Sequences
@@ -110,7 +110,7 @@ def read_server(argument: str, text: str) -> Any:
     """`none`, `sgd:1:0.9`, `adam:0.01`, ..."""
 
     def optimiser(word: str) -> Callable[..., Any]:
-        return lambda *numbers: from_optax(word, **dict(zip(("learning_rate", "momentum"), numbers)))
+        return lambda *numbers: named_optimiser(word, **dict(zip(("learning_rate", "momentum"), numbers)))
 
     forms = {"none/0": lambda: None, "sgd/2": optimiser("sgd")}
     forms |= {f"{word}/1": optimiser(word) for word in ("sgd", "adam", "yogi", "adagrad")}

@@ -12,6 +12,7 @@ from typing import Any
 from jax.tree_util import DictKey, register_pytree_with_keys_class
 
 from rookery.errors import InputError
+from rookery.federation.adaptive import ADAPTIVE
 from rookery.federation.rates import as_float
 from rookery.vectors import Sequences
 
@@ -66,8 +67,10 @@ def is_traced(value: Any) -> bool:
     return not isinstance(value, (bool, str)) and (hasattr(value, "dtype") or isinstance(value, (int, float)))
 
 
-def from_optax(name: str, **numbers: float) -> ServerOptimiser:
-    """An optimiser of optax by its name, with its numbers."""
+def named_optimiser(name: str, **numbers: float) -> ServerOptimiser:
+    """An optimiser by its name, with its numbers: one of Reddi et al.'s, or of optax."""
+    if name in ADAPTIVE:
+        return ServerOptimiser(ADAPTIVE[name], **numbers)
     try:
         import optax
     except ImportError:

@@ -110,17 +110,40 @@ class Problem(ABC):
         return z.map(lambda name, v: Vector(sets[name].project(v.tree)) if name in sets and name in names else v)
 
 
+@dataclass(frozen=True)
+class OfBatch:
+    """A loss of a whole minibatch, for what is no mean over examples: a Cox likelihood, a contrast, a ranking.
+
+    A client's own loss is then that of its minibatch; with all of a client's examples in a step, of these. It goes
+    where a loss of one example goes, in `rk.Single`, `rk.Joint`, `rk.Minimax` and `rk.Bilevel`.
+
+    Args:
+      function: f(x, examples, weights), or f(x, y, examples, weights), where examples have a leading axis and weights,
+        one each, sum to 1; an example of weight 0 is none.
+    """
+
+    function: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The loss of a minibatch of one example."""
+        *at, example = arguments
+        alone = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], example)
+        return self.function(*at, alone, jnp.ones(1, jnp.result_type(float)))
+
+
 def mean_loss(loss: Callable, arguments: tuple, examples: Tree, weights: jax.Array) -> jax.Array:
-    """The weighted mean over examples of a loss of one example."""
+    """The weighted mean over examples of a loss of one example, or a loss of all of them."""
+    if isinstance(loss, OfBatch):
+        return loss.function(*arguments, examples, weights)
     return weights @ jax.vmap(lambda example: loss(*arguments, example))(examples)
 
 
-def gradients(loss: Callable, arguments: tuple, batch: Batch) -> tuple:
-    """The gradient of the mean loss over a batch, in every argument."""
-    every = tuple(range(len(arguments)))
+def gradients(loss: Callable, arguments: tuple, batch: Batch, of: tuple[int, ...] | None = None) -> tuple:
+    """The gradient of the mean loss over a batch, in every argument, or in some of them."""
+    chosen = tuple(range(len(arguments))) if of is None else of
 
     def part(examples: Tree, weights: jax.Array) -> tuple:
-        return jax.grad(lambda *at: mean_loss(loss, at, examples, weights), every)(*arguments)
+        return jax.grad(lambda *at: mean_loss(loss, at, examples, weights), chosen)(*arguments)
 
     return batch.total(part)
 

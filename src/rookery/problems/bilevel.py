@@ -130,7 +130,7 @@ class Bilevel(Problem):
 
     def lower_grad(self, x: Tree, y: Tree, batch: Batch) -> Tree:
         """grad_y g."""
-        return gradients(lambda y, example: self.lower(x, y, example), (y,), batch)[0]
+        return gradients(self.lower, (x, y), batch, of=(1,))[0]
 
     def hvp(self, x: Tree, y: Tree, v: Tree, batch: Batch) -> Tree:
         """(d2 g/dy2) v."""
@@ -142,8 +142,8 @@ class Bilevel(Problem):
 
     def upper_grad_x(self, x: Tree, y: Tree, batch: Batch) -> Tree:
         """grad_x f."""
-        return gradients(lambda x, example: self.upper(x, y, example), (x,), batch)[0]
+        return gradients(self.upper, (x, y), batch, of=(0,))[0]
 
     def upper_grad_y(self, x: Tree, y: Tree, batch: Batch) -> Tree:
         """grad_y f."""
-        return gradients(lambda y, example: self.upper(x, y, example), (y,), batch)[0]
+        return gradients(self.upper, (x, y), batch, of=(1,))[0]

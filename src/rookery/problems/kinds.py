@@ -26,16 +26,21 @@ class Single(Problem):
     Args:
       loss: f(x, example) of one example, a pure JAX function.
       x_set: the set x must stay in, such as `rk.Ball(10.0)`; None: anywhere.
+      scope: "local" when every client has an x of its own and learns alone: nothing is exchanged.
     """
 
     loss: Callable[[Any, Any], Any]
     x_set: ConstraintSet | None = None
+    scope: str = "shared"
 
     kind: ClassVar[str] = "single"
 
+    def __post_init__(self):
+        _ = self.sequences  # refuses an unknown scope here and not in the middle of a run
+
     @property
     def sequences(self) -> tuple[Sequence, ...]:
-        return (Sequence("x", constraint=self.x_set),)
+        return (Sequence("x", self.scope, self.x_set),)
 
     @property
     def given(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from rookery.errors import AdviceWarning, DivergenceWarning
 from rookery.experiments.codec import encode
@@ -24,6 +25,7 @@ from rookery.runs.files import read_json, slug, undamaged, write_text
 from rookery.runs.run import run as run_once
 from rookery.runs.sweep import sweep
 from rookery.runs.table import Table
+from rookery.tasks.base import Assembly
 from rookery.version import __version__
 
 MEMORY = 8 * 2**30  # bytes that the states and data of seeds side by side may take
@@ -64,7 +66,9 @@ def run_cell(cell: Cell, seeds: int, say: Callable[[str], Any] = lambda text: No
     first = assembled[numbers[0]]
     shared = {"method": method, "rounds": options.rounds, "every": options.every}
     alike = all(
-        each.problem == first.problem and split(each.metrics or _none)[0] == split(first.metrics or _none)[0]
+        each.problem == first.problem
+        and split(each.metrics or _none)[0] == split(first.metrics or _none)[0]
+        and _start_alike(each, first)
         for each in assembled.values()
     )
     with warnings.catch_warnings():
@@ -80,6 +84,12 @@ def run_cell(cell: Cell, seeds: int, say: Callable[[str], Any] = lambda text: No
     seconds = time.perf_counter() - begun
     histories = [result.history for result in results]
     return Done(cell, histories, seconds, made_by, str(jax.devices()[0].device_kind), tuning)
+
+
+def _start_alike(one: Assembly, other: Assembly) -> bool:
+    """Whether two seeds' runs can be given the same initial values: functions of a key, or equal numbers."""
+    pairs = [(one.x, other.x), (one.y, other.y), *((one.start.get(n), other.start.get(n)) for n in one.start)]
+    return all(callable(a) or jax.tree.all(jax.tree.map(np.array_equal, a, b)) for a, b in pairs)
 
 
 def _none(z: Any) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from rookery.algorithms.simfbo import SimFBO
 from rookery.experiments.experiment import Experiment
 from rookery.federation.rates import Rates
 from rookery.federation.server import PerSequence
-from rookery.federation.server_optimiser import from_optax
+from rookery.federation.server_optimiser import named_optimiser
 from rookery.federation.steps import RandomSteps
 from rookery.reproduce.aggitd import options, task
 from rookery.reproduce.study import SIDE_BY_SIDE, Cell, Claim, Done, Search, Study, final, reached, summary
@@ -52,7 +52,7 @@ def _grid(make: Make, *further: tuple[float, ...], upper: tuple = UPPER, lower: 
 def _with_momentum(rates: Rates, steps: int, momentum: float) -> SimFBO:
     # The server takes the sum of the clients' steps for a gradient; over many rounds its steps are as long as without.
     servers = {
-        name: from_optax("sgd", learning_rate=(1 - momentum) * rate, momentum=momentum)
+        name: named_optimiser("sgd", learning_rate=(1 - momentum) * rate, momentum=momentum)
         for name, rate in rates.entries().items()
     }
     return SimFBO(lr=rates, local_steps=steps, server=PerSequence(servers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +37,13 @@ def rows_of(study: Study, done: Mapping[str, Done], quick: bool = False) -> Tabl
                     "diverged": sum(each.diverged),
                     "verdict": "no yardstick"
                     if quick
-                    else verdict(measure, found.mean, found.reached == found.seeds, paper),
+                    else verdict(
+                        measure,
+                        found.mean,
+                        found.reached == found.seeds,
+                        paper,
+                        each.cell.published_spread.get(measure.name, 0.0),
+                    ),
                     "seconds": each.seconds,
                     "commit": each.commit,
                     "device": each.device,
@@ -46,7 +52,7 @@ def rows_of(study: Study, done: Mapping[str, Done], quick: bool = False) -> Tabl
     return table
 
 
-def verdict(measure: Measure, ours: float, all_reached: bool, paper: float) -> str:
+def verdict(measure: Measure, ours: float, all_reached: bool, paper: float, spread: float = 0.0) -> str:
     """Whether a number counts as the paper's: better, within the tolerance, or not reproduced."""
     if math.isnan(paper):
         return "no number given"
@@ -57,7 +63,7 @@ def verdict(measure: Measure, ours: float, all_reached: bool, paper: float) -> s
     better = ours >= paper if measure.rising else ours <= paper
     if better:
         return "better"
-    return "within tolerance" if measure.holds(ours, paper) else "not reproduced"
+    return "within tolerance" if measure.holds(ours, paper, spread) else "not reproduced"
 
 
 def write_page(study: Study, done: Mapping[str, Done], folder: Path, command: str, quick: bool) -> Path:
@@ -102,7 +108,7 @@ def plot(study: Study, done: Mapping[str, Done], path: Path) -> None:
 def render(study: Study, done: Mapping[str, Done], table: Table, name: str, command: str, quick: bool) -> str:
     """The page."""
     missing = [cell.name for cell in study.cells(quick) if cell.name not in done]
-    claims = [] if missing and not study.claims_of_parts else list(study.claims(done))
+    claims = [] if quick or (missing and not study.claims_of_parts) else list(study.claims(done))
     any_cell = next(iter(done.values()))
     seconds, seeds = sum(each.seconds for each in done.values()), len(any_cell.histories)
     commits, devices = ({getattr(each, key) for each in done.values()} for key in ("commit", "device"))
@@ -117,10 +123,15 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
     ]
     if quick:
         lines += [
-            "**This is the quick version**: built-in data and few rounds; the paper's numbers are no yardstick.",
+            "**This is the quick version**: the code of the study on small data for a few rounds. It shows that it",
+            "runs; it is no reproduction, and no claim of the study is judged by it.",
+            "",
+            *_ran(done),
             "",
         ]
-    lines += [study.settings.strip(), "", *_tables(study, done, table), ""]
+    else:
+        lines += [study.settings.strip(), ""]
+    lines += [*_tables(study, done, table), ""]
     if claims:
         lines += [f"## {study.claims_heading}", "", "| claim | holds | found |", "|---|---|---|"]
         lines += [f"| {claim.text} | {'yes' if claim.holds else '**no**'} | {claim.found} |" for claim in claims]
@@ -135,6 +146,25 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
         lines += ["## Not run", "", *(f"- {name}" for name in missing), ""]
     lines += ["Seconds of each cell, compilation included: " + _seconds(done) + ".", ""]
     return "\n".join(lines)
+
+
+def _ran(done: Mapping[str, Done]) -> list[str]:
+    """What the cells ran, a line for those that ran alike but for their methods."""
+    alike: dict[str, list[str]] = {}
+    for each in done.values():
+        experiment = each.cell.experiment
+        options, task = experiment.options, experiment.task
+        usual = type(task)()
+        own = {f.name: getattr(task, f.name) for f in fields(task)}
+        shown = [f"{name} {value}" for name, value in own.items() if name == "data" or value != getattr(usual, name)]
+        batch = task.batch_size if options.batch_size is None else options.batch_size
+        said = (
+            f"{experiment.task_name}{f' ({chr(44).join(shown)})' if shown else ''}, {options.clients} clients, "
+            f"{options.cohort or 'all or ten'} a round, {options.partition}, minibatches of {batch or 'everything'}, "
+            f"{options.rounds} rounds"
+        )
+        alike.setdefault(said, []).append(each.cell.name)
+    return [f"- {said}: {'; '.join(names)}" for said, names in alike.items()]
 
 
 @dataclass(frozen=True)
@@ -173,7 +203,7 @@ def _empty(row: Mapping) -> bool:
 
 def _tables(study: Study, done: Mapping[str, Done], table: Table) -> list[str]:
     """The grids in markdown, and what their marks mean."""
-    compared = any(not math.isnan(row["paper"]) for row in table.rows)
+    compared = any(not math.isnan(row["paper"]) and row["verdict"] != "no yardstick" for row in table.rows)
     lines = []
     for grid in grids(study, table, study.by_setting):
         lines += [f"**{grid.heading}**: ours ± spread{' (paper), mark' if compared else ''}", ""]
@@ -181,20 +211,26 @@ def _tables(study: Study, done: Mapping[str, Done], table: Table) -> list[str]:
         lines += [f"| {' | '.join(row)} |" for row in grid.rows] + [""]
     if compared:
         lines += ["✓ at least as good as the paper's number, or within the tolerance; ✗ not reproduced."]
-        lines += [_tolerances(study)]
+        lines += [_tolerances(study, any(each.cell.published_spread for each in done.values()))]
     lines += [_grain(study, done)]
     if any(row["diverged"] for row in table.rows):
         lines += ["A run that diverged has no end: such runs are in no mean of final values, and are counted."]
     return lines
 
 
-def _tolerances(study: Study) -> str:
+def _tolerances(study: Study, spreads: bool) -> str:
     """What counts as the paper's number without being as good."""
-    parts = []
+    parts = ["a published standard deviation, where there is one"] if spreads else []
+    sizes = {
+        m.name: f"{100 * m.tolerance:g} point{'s' * (m.tolerance != 0.01)}" if m.percent else f"{m.tolerance:g}"
+        for m in study.measures
+        if m.tolerance
+    }
+    if len(sizes) == len(study.measures) > 2 and len(set(sizes.values())) == 1:
+        parts.append(f"{next(iter(sizes.values()))} in everything")
+    else:
+        parts += [f"{name} {size}" for name, size in sizes.items()]
     for measure in study.measures:
-        if measure.tolerance:
-            size = f"{100 * measure.tolerance:g} points" if measure.percent else f"{measure.tolerance:g}"
-            parts.append(f"{measure.name} {size}")
         if measure.factor != 1:
             parts.append(f"{measure.name} a factor of {measure.factor:g}")
     return f"The tolerance: {'; '.join(parts)}; else none." if parts else "There is no tolerance."
@@ -224,7 +260,7 @@ def cell_text(measure: Measure, row: Mapping) -> str:
     """One cell: ours ± spread (the paper's), and a mark."""
     ours = Summary(row["ours"], row["spread"], row["reached"], row["seeds"]).show(measure)
     if row["verdict"] in ("no number given", "no yardstick"):
-        return ours if math.isnan(row["paper"]) else f"{ours} ({measure.show(row['paper'])})"
+        return ours
     mark = "✗" if row["verdict"] == "not reproduced" else "✓"
     return f"{ours} ({measure.show(row['paper'])}) {mark}"
 

@@ -14,6 +14,7 @@ from rookery.reproduce.fedbio import RATES
 from rookery.reproduce.fedbio_tasks import TASKS
 from rookery.reproduce.fedmsa import LOSS_TUNING, MCO
 from rookery.reproduce.fedvra_u import SEMI_SUPERVISED
+from rookery.reproduce.flamby import FLAMBY
 from rookery.reproduce.frontier import FRONTIER
 from rookery.reproduce.page import write_page
 from rookery.reproduce.study import Done, Study
@@ -37,6 +38,7 @@ _ALL = (
     RATES,
     TASKS,
     FRONTIER,
+    FLAMBY,
 )
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 

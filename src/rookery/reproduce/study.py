@@ -38,11 +38,10 @@ class Measure:
     factor: float = 1.0
     percent: bool = False
 
-    def holds(self, ours: float, paper: float) -> bool:
-        """Whether our number is at least as good as the paper's, or within the tolerance."""
-        if self.rising:
-            return ours >= paper / self.factor - self.tolerance
-        return ours <= paper * self.factor + self.tolerance
+    def holds(self, ours: float, paper: float, spread: float = 0.0) -> bool:
+        """Whether our number is at least as good as the paper's, or within the tolerance or the published spread."""
+        slack = max(self.tolerance, spread)
+        return ours >= paper / self.factor - slack if self.rising else ours <= paper * self.factor + slack
 
     def show(self, value: float) -> str:
         """The number as a table has it."""
@@ -136,6 +135,7 @@ class Cell:
     experiment: Experiment
     paper: Mapping[str, float] = field(default_factory=dict)
     search: Search | None = None
+    published_spread: Mapping[str, float] = field(default_factory=dict)  # how much worse it may be, by measure
 
     @property
     def name(self) -> str:

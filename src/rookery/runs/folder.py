@@ -104,11 +104,13 @@ def write_results(folder: Path, result: Result, label: str, metric: str) -> None
     """Writes what came of a run into its folder, each file whole or not at all, result.json last.
 
     These are history.csv, sequences.safetensors (the final parameters), result.json and state.safetensors (to continue
-    from), and plot.png, the main metric against exchanges.
+    from), plot.png, the main metric against exchanges, and, where clients measure something, clients.csv.
     """
 
     def write(aside: Path) -> None:
         result.write_into(aside)
+        if result.clients is not None:
+            result.clients.to_csv(aside / "clients.csv")
         if metric in result.history:
             plot_histories({label: result.history}, metric, aside / "plot.png")
 

@@ -3,20 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from rookery.data.federated import Clients, example_shape_of
+from rookery.data.batches import Batch
+from rookery.data.federated import Clients, cast, example_shape_of
 from rookery.engines.base import Carry, Session
 from rookery.errors import InputError, failing
-from rookery.federation.evaluation import ClientMetrics
+from rookery.federation.evaluation import TEST, ClientMetrics, means
+from rookery.metric import Metric
 from rookery.runs.table import COST, Table
 from rookery.vectors import Values
 
 FALLING = ("loss", "error")  # a metric whose name has one of these words is worst where it is largest
 SUMMARY = ("mean", "weighted", "worst")
+
+
+def _summary(measured: Mapping[str, Any], weights: Any) -> dict[str, Any]:
+    """Of every metric the mean over clients, that by their weights, and the worst."""
+    found = {}
+    for name, values in measured.items():
+        worst = values.max() if any(word in name.lower() for word in FALLING) else values.min()
+        found |= {f"{name} {which}": n for which, n in zip(SUMMARY, (values.mean(), values @ weights, worst))}
+    return found
+
+
+@dataclass(frozen=True)
+class _Everybody:
+    """The summary of clients' metrics, from the sequences of all and everybody's test examples."""
+
+    function: ClientMetrics
+    local: tuple[str, ...]
+    capacity: int
+    dtype: str
+
+    def __call__(self, z: Values, level: tuple, weights: jax.Array) -> dict[str, jax.Array]:
+        rows, offset, size = level
+
+        def one(own: tuple) -> dict[str, jax.Array]:
+            mine, at, n = own
+            batch = Batch(rows, at, n, None, self.capacity, np.dtype(self.dtype))
+            return means(self.function, Values({**z, **mine}), batch)
+
+        measured = jax.lax.map(one, ({name: z[name] for name in self.local}, offset, size))
+        return _summary(measured, weights)
 
 
 class OwnMetrics:
@@ -32,7 +65,7 @@ class OwnMetrics:
                 "client_metrics: they were given, and these clients have no test examples of their own; give "
                 "rk.federate a test=, such as test=0.2"
             )
-        self.function, self.clients, self.test = function, clients, clients.test
+        self.function, self.clients, self.test, self.local = function, clients, clients.test, local
         self.names = self._check(carry, local, dtype)
 
     def _check(self, carry: Carry, local: tuple[str, ...], dtype: Any) -> list[str]:
@@ -70,12 +103,13 @@ class OwnMetrics:
 
     def summary(self, measured: Mapping[str, np.ndarray]) -> dict[str, float]:
         """The mean over clients, that by their weights, and the worst."""
-        found = {}
-        for name, values in measured.items():
-            worst = np.max if any(word in name.lower() for word in FALLING) else np.min
-            numbers = (values.mean(), values @ self.clients.weights, worst(values))
-            found |= {f"{name} {which}": float(number) for which, number in zip(SUMMARY, numbers)}
-        return found
+        return {name: float(number) for name, number in _summary(measured, self.clients.weights).items()}
+
+    def metric(self, dtype: Any) -> Metric:
+        """The same summary as one metric of all clients' sequences, for programs that hold everybody's data: sweeps."""
+        level = cast({TEST: self.test}, dtype)[TEST]
+        function = _Everybody(self.function, self.local, int(np.max(self.test.size)), np.dtype(dtype).name)
+        return Metric(function, level=tuple(level), weights=self.clients.weights.astype(dtype))
 
     def table(self, measured: Mapping[str, np.ndarray]) -> Table:
         """One row per client."""

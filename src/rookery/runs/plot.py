@@ -120,7 +120,10 @@ def _legend_below(figure: Any, lines: Sequence[Any], names: Sequence[str]) -> No
     """A legend below all panels, in as many columns as fit, five at most."""
     for columns in range(5, 0, -1):
         legend = figure.legend(lines, names, loc="outside lower center", ncols=columns, frameon=False)
-        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+        box = legend.get_window_extent()
+        if columns == 1 or box.width <= figure.bbox.width:
+            width, height = figure.get_size_inches()
+            figure.set_size_inches(width, height + box.height / figure.dpi)  # room of its own, not the panels'
             return
         legend.remove()
 

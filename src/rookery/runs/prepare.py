@@ -11,16 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery.data.batches import FULL_BATCH_CHUNK
 from rookery.data.federated import BOTH, Clients, Split, cast, example_shape
 from rookery.engines.base import Inputs, PreparedRun, initial_carry
 from rookery.errors import AdviceWarning, InputError, failing, unknown
 from rookery.federation.client import ProgramConfig
+from rookery.federation.fields import RatesField, meanings
 from rookery.federation.keys import run_key, start_key
 from rookery.federation.method import Plan, bind
+from rookery.federation.rates import Rates
 from rookery.federation.sampling import All, Sampling
 from rookery.federation.steps import LARGEST, Epochs, is_count, is_whole
 from rookery.memory import check_fits
-from rookery.problems.base import Problem
+from rookery.problems.base import OfBatch, Problem
 from rookery.vectors import Sequences, Tree, Values
 
 PRECISIONS = ("float32", "float64")
@@ -69,8 +72,10 @@ def prepare(
     method_numbers = numbers("method", method, dtype)
     plan = _plan(clients, sampling, problem, config)
     _check_epochs(method, plan)
-    for sentence in method.advise(plan):
+    for sentence in (*method.advise(plan), *_advise_rates(method)):
         warnings.warn(f"{type(method).__name__}: {sentence}", AdviceWarning, stacklevel=3)
+    _advise_batch(config, clients)
+    _check_examples(problem, clients, config)
     key = run_key(seed)
     example = lambda level: example_shape(clients, level, dtype)
     z, local = _initial(problem, clients, {"x": x, "y": y}, dict(start or {}), key, dtype, example)
@@ -82,6 +87,65 @@ def prepare(
         key=key,
     )
     return PreparedRun(config, inputs, jax.device_get(initial_carry(config, inputs.method, z, local)))
+
+
+ABSURD = 1e6  # no step size that is known to work is larger
+
+
+def _advise_rates(method: Any) -> list[str]:
+    """What a user should know of step sizes that are odd, and may be meant."""
+    said = []
+    for name, meaning in meanings(type(method)).items():
+        value = getattr(method, name)
+        if not (isinstance(meaning, RatesField) and meaning.positive and isinstance(value, Rates)):
+            continue
+        for sequence, rate in value.entries().items():
+            if callable(rate):
+                continue
+            number = np.asarray(getattr(rate, "table", rate))
+            called = f"{name}.{sequence}".removesuffix(".default")
+            if not number.any():
+                said.append(f"{called} is 0; {'nothing moves' if called == name else f'{sequence} stays where it is'}")
+            elif number.max() > ABSURD:
+                said.append(f"{called} is {number.max():.3g}, beyond any step size that is known to work")
+    return said
+
+
+def _advise_batch(config: ProgramConfig, clients: Clients) -> None:
+    """Says that every client has fewer examples than a minibatch."""
+    for level, size in config.batch:
+        largest = int(np.max(clients.level(level).size))
+        if size is not None and size > largest:
+            of_level = "" if level == BOTH else f" of the {level} level"
+            warnings.warn(
+                f"batch_size: {size} was given, and no client has more than {largest} examples{of_level}; they are "
+                "drawn with replacement, and all of them at once (None) cost less",
+                AdviceWarning,
+                stacklevel=4,
+            )
+
+
+def _check_examples(problem: Problem, clients: Clients, config: ProgramConfig) -> None:
+    """Lets losses that can, refuse examples: one with a method `fault(rows)` gives a row and a sentence."""
+    for name in ("loss", "upper", "lower"):
+        largest = int(np.max(clients.level(name).size)) if hasattr(problem, name) else 0
+        whole = dict(config.batch).get(name, dict(config.batch).get(BOTH, 1)) is None
+        if isinstance(getattr(problem, name, None), OfBatch) and whole and largest > FULL_BATCH_CHUNK:
+            raise InputError(
+                f"batch_size: None was given, a client has {largest} examples, and {name} is a loss of a whole "
+                f"minibatch; one of at most {FULL_BATCH_CHUNK} is needed"
+            )
+        fault = getattr(getattr(problem, name, None), "fault", None)
+        if fault is None:
+            continue
+        level = clients.level(name)
+        found = fault(level.rows)
+        if found is not None:
+            row, sentence = found
+            client = int(np.searchsorted(level.offset, row, side="right")) - 1
+            raise InputError(
+                f"data: client {clients.names[client]!r}, row {row - int(level.offset[client])}: {sentence}"
+            )
 
 
 def _plan(clients: Clients, sampling: Sampling, problem: Problem, config: ProgramConfig) -> Plan:

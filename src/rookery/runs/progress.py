@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rookery.runs.table import COST
+
+METRICS = 3  # so many are shown beside a bar
 
 
 class Bars:
@@ -31,15 +32,25 @@ class Bars:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def add(self, label: str, total: float, unit: str = "round") -> Callable[[int, dict[str, Any]], None]:
+    def add(self, label: str, total: float, unit: str = "round") -> Bar:
         """A bar that is full when a column of the history reaches a total; what shows a row on it."""
-        task = self._progress.add_task(label, total=total, facts="compiling, first time")
+        return Bar(self._progress, label, total, unit)
 
-        def show(round: int, row: dict[str, Any]) -> None:
-            metrics = [f"{name} {value:.4g}" for name, value in row.items() if name not in COST]
-            rate = [f"{round / row['seconds']:.4g} rounds/s"] if row["seconds"] else []
-            facts = "  ".join([f"{row['exchanges']} exchanges", *metrics, *rate])
-            done = (row["bytes_up"] + row["bytes_down"]) / 1e6 if unit == "megabytes" else row[unit]
-            self._progress.update(task, completed=done, facts=facts)
 
-        return show
+class Bar:
+    """One bar: it is there from when its run is compiled, and shows every row of the history."""
+
+    def __init__(self, progress: Progress, label: str, total: float, unit: str):
+        self._progress, self._unit = progress, unit
+        self._task = progress.add_task(label, total=total, facts="", visible=False)
+
+    def compiling(self) -> None:
+        """Everything was checked, and the program is made."""
+        self._progress.update(self._task, visible=True, facts="compiling, first time")
+
+    def __call__(self, round: int, row: dict[str, Any]) -> None:
+        metrics = [f"{name} {value:.4g}" for name, value in row.items() if name not in COST][:METRICS]
+        rate = [f"{round / row['seconds']:.4g} rounds/s"] if row["seconds"] else []
+        facts = "  ".join([f"{row['exchanges']} exchanges", *metrics, *rate])
+        done = (row["bytes_up"] + row["bytes_down"]) / 1e6 if self._unit == "megabytes" else row[self._unit]
+        self._progress.update(self._task, visible=True, completed=done, facts=facts)

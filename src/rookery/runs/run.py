@@ -94,7 +94,8 @@ def run(
         that says True.
       engine: "local" (compiled), "eager" (client by client, the reference), or an engine such as `rk.Local(at_once=8)`.
       precision: "float32" or "float64".
-      callbacks: called with (round, history row) after every evaluation.
+      callbacks: called with (round, history row) after every evaluation; one that has a method `compiling` is told
+        when everything was checked and the program is compiled.
       state: a result's `state`, to continue from.
       checkpoints: `rk.Checkpoints(folder, every="30s")`: writes where the run stands, so that `rk.resume` can go on
         after anything that stops it.
@@ -196,6 +197,9 @@ class _Loop:
         try:
             if self.saver is not None:
                 self.saver.check_space(self.state())
+            for callback in self.callbacks:
+                if hasattr(callback, "compiling"):
+                    callback.compiling()
             begun = time.perf_counter()
             self.session.advance(0)  # compiles, so that the seconds of the history are those of rounds
             self.compile_seconds = time.perf_counter() - begun

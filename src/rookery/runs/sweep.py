@@ -18,14 +18,16 @@ from rookery.engines import find_engine
 from rookery.engines.base import Carry, Inputs, PreparedRun, non_finite
 from rookery.engines.local import Local, Program
 from rookery.errors import InputError, unknown
+from rookery.federation.evaluation import ClientMetrics
 from rookery.federation.ledger import Ledger
 from rookery.federation.method import has_start
 from rookery.federation.rates import Rates
 from rookery.federation.sampling import All, Sampling
 from rookery.federation.server import PerSequence, ServerOptimiser
-from rookery.metric import Metrics, measure_lanes, split
+from rookery.metric import Metrics, measure_lanes, split, together
 from rookery.problems.base import Problem
 from rookery.runs.interrupts import heed, listening
+from rookery.runs.own_metrics import OwnMetrics
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result
 from rookery.runs.run import PATIENCE, check_arguments, check_metrics, make_result, reached
@@ -63,6 +65,7 @@ def sweep(
     precision: str = "float32",
     memory: int = MEMORY,
     own_metrics: Callable[[int], Metrics] | None = None,
+    client_metrics: ClientMetrics | None = None,
 ) -> Sweep:
     """Runs every point of a grid; runs of one structure go side by side in one compiled program.
 
@@ -74,6 +77,7 @@ def sweep(
       engine: "local" or an `rk.Local(...)`; None: the default one.
       memory: bytes that the states of runs side by side may take; a larger grid is run in parts.
       own_metrics: in the place of `metrics`, a function of the seed that gives them, alike but for their arrays.
+      client_metrics: as `rk.run` takes them; the history has their summary, and there is no table of clients.
 
     The other arguments are those of `rk.run`, and each row is what `rk.run` gives for it. A run that diverges is a
     row with status "diverged".
@@ -117,12 +121,21 @@ def sweep(
             prepared.append(prepare(problem, varied, own, x=x, y=y, start=start, precision=precision, **options))
             options["sampling"].check_rounds(0, rounds, prepared[-1].config.population)
         seeds = [int(point.get("seed", seed)) for point in points]
-        measured = {each: own_metrics(each) for each in dict.fromkeys(seeds)} if own_metrics else {}
-        check_metrics(measured.get(seeds[0], metrics), stop, prepared[0].carry)
+        measured = {each: own_metrics(each) if own_metrics else metrics for each in dict.fromkeys(seeds)}
+        if client_metrics is not None:
+            for each in measured:
+                first = prepared[seeds.index(each)]
+                who = clients if isinstance(clients, Clients) else federations[each]
+                dtype = first.config.dtype
+                own = OwnMetrics(client_metrics, who, first.carry, problem.local, dtype)
+                measured[each] = together(measured[each], own.metric(dtype))
+            if isinstance(clients, Clients) and own_metrics is None:  # one for all, so that lanes share its arrays
+                measured = dict.fromkeys(measured, measured[seeds[0]])
+        check_metrics(measured[seeds[0]], stop, prepared[0].carry)
         results: list[Result | None] = [None] * len(points)
         opened = compiled.program
         for group in _groups(prepared, memory):
-            each = [measured.get(seeds[i], metrics) for i in group]
+            each = [measured[seeds[i]] for i in group]
             lanes = _Lanes(opened(prepared[group[0]]), [prepared[i] for i in group], each, stop)
             for i, result in zip(group, lanes.run(rounds, every)):
                 results[i] = result

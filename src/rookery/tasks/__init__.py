@@ -7,9 +7,11 @@ from rookery.tasks.fairness import Fairness
 from rookery.tasks.hyperrep import HyperRep
 from rookery.tasks.losstuning import LossTuning
 from rookery.tasks.metalearn import MetaLearn
+from rookery.tasks.personalised import Personalised
 from rookery.tasks.regularisation import Regularisation
 from rookery.tasks.riskaverse import RiskAverse
 from rookery.tasks.semisupervised import SemiSupervised
+from rookery.tasks.trust import Trust
 
 __all__ = [
     "Classify",
@@ -19,7 +21,9 @@ __all__ = [
     "HyperRep",
     "LossTuning",
     "MetaLearn",
+    "Personalised",
     "Regularisation",
     "RiskAverse",
     "SemiSupervised",
+    "Trust",
 ]

@@ -1,4 +1,4 @@
-"""Networks of Flax and Equinox as networks of tasks. Imports models and errors; the two libraries only when asked.
+"""Networks of Flax, Equinox and PyTorch as networks of tasks. Imports errors; the libraries only when asked.
 
 An adapted network keeps the contract of `rookery.tasks.models`: `init(key)` gives a dict of layers, `network(params,
 image)` the logits of one example. Two of them are equal, and share a program, when they compute the same from the same
@@ -7,17 +7,19 @@ parameters.
 
 from __future__ import annotations
 
+import copy
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from rookery.errors import InputError
+from rookery.errors import InputError, failing
 
-__all__ = ["from_equinox", "from_flax"]
+__all__ = ["from_equinox", "from_flax", "from_torch"]
 
 
 def from_flax(module: Any, example: Any) -> FlaxNetwork:
@@ -132,11 +134,149 @@ def _place(path: tuple) -> tuple[str, str]:
     return ".".join(names[:inside]), ".".join(names[inside:]) or "value"
 
 
+def from_torch(module: Any, shape: tuple[int, ...]) -> TorchNetwork:
+    """A PyTorch module, whose forward takes a batch: it runs as JAX, through torchax.
+
+    Layers are named as in its state_dict: `params["features.0"]["weight"]`. What is no parameter, and parameters that
+    need no gradient, stay as they are. Refused is what clients cannot share or draws: running statistics (BatchNorm),
+    dropout, lazy layers.
+
+    Args:
+      module: a module, which then starts from the numbers it holds, or a function without arguments that makes one,
+        called with torch's seed taken from the run's.
+      shape: that of one input as the data has it. Images are (height, width, channels) here, and given to the module as
+        PyTorch has them, (channels, height, width).
+    """
+    torch = _need("torch", "'rookery[torch]'")
+    _torchax(torch)
+    make = None if isinstance(module, torch.nn.Module) else module
+    if make is not None:
+        made = make() if callable(make) else make
+        if not isinstance(made, torch.nn.Module):
+            given = f"a function that gives {type(made).__name__}" if callable(make) else type(made).__name__
+            raise InputError(f"module: {given} was given; a torch.nn.Module, or a function that makes one, is needed")
+        module = made
+    _check_torch(torch, module)
+    network = TorchNetwork(module, tuple(int(n) for n in shape), make)
+    with failing(f"module: its forward of a batch with one input of shape {network.batch_shape}"):
+        jax.eval_shape(network, network.init(jax.random.key(0)), jax.ShapeDtypeStruct(network.shape, jnp.float32))
+    return network
+
+
+@dataclass(frozen=True)
+class TorchNetwork:
+    """A PyTorch module as a network; made by `from_torch`. Two are equal when they are of the same module."""
+
+    module: Any
+    shape: tuple[int, ...]
+    make: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
+    _program: tuple[Any, Any] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self):
+        import torchax
+
+        states, function = torchax.extract_jax(self.module)
+        object.__setattr__(self, "_program", (states, function))
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The shape of a batch of one input, as the module takes it."""
+        return (1, self.shape[2], *self.shape[:2]) if len(self.shape) == 3 else (1, *self.shape)
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        if self.make is None:
+            return self.params(self.module.state_dict())
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(jax.random.bits(key, dtype=jnp.uint32)))
+            return self.params(self.make().state_dict())
+
+    def params(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters in a state_dict, layer by layer."""
+        layers: dict[str, Any] = {}
+        for name in self._learnt():
+            if name not in state_dict:
+                raise InputError(
+                    f"state_dict: it has no {name!r}; that of the module this network was made of is needed"
+                )
+            value = state_dict[name]
+            array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+            layer, _, entry = name.rpartition(".")
+            layers.setdefault(layer or "module", {})[entry] = array
+        return layers
+
+    def state_dict(self, params: Any) -> dict[str, Any]:
+        """Parameters as a state_dict of the module, by name, with what stayed as it was."""
+        import torch
+
+        copied = copy.deepcopy(self.module)
+        own = dict(copied.named_parameters())
+        with torch.no_grad():
+            for name, array in self._named(params).items():
+                own[name].copy_(torch.from_numpy(np.array(array)))
+        return copied.state_dict()
+
+    def __call__(self, params: Any, image: jax.Array) -> jax.Array:
+        states, function = self._program
+        image = jnp.asarray(image).reshape(self.shape)
+        image = jnp.transpose(image, (2, 0, 1)) if len(self.shape) == 3 else image
+        dtype = jax.tree.leaves(params)[0].dtype
+        cast = lambda value: value.astype(dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value
+        values = {name: cast(jnp.asarray(value)) for name, value in states.items()}
+        given = {name: jnp.asarray(value) for name, value in self._named(params).items()}
+        return function(values | given, (cast(image)[None],))[0]
+
+    def _learnt(self) -> list[str]:
+        return [name for name, value in self.module.named_parameters() if value.requires_grad]
+
+    def _named(self, params: Any) -> dict[str, Any]:
+        """Parameters by their names in the state_dict."""
+        return {
+            f"{layer}.{entry}" if layer != "module" or f"module.{entry}" in self._learnt() else entry: value
+            for layer, entries in params.items()
+            for entry, value in entries.items()
+        }
+
+
+def _torchax(torch: Any) -> None:
+    """Refuses a torchax that is not there, or does not fit the torch that is."""
+    try:
+        _need("torchax", "'rookery[torch]'")
+    except AttributeError as error:
+        raise InputError(
+            f"module: the installed torchax does not work with torch {torch.__version__} ({error}); a newer one is "
+            "needed: pip install 'rookery[torch]'"
+        ) from None
+
+
+def _check_torch(torch: Any, module: Any) -> None:
+    """Refuses layers whose forward is no function of parameters and input."""
+    for name, layer in module.named_modules():
+        where = f"its layer {name!r} ({type(layer).__name__})" if name else f"it ({type(layer).__name__})"
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm | torch.nn.modules.instancenorm._InstanceNorm):
+            if getattr(layer, "track_running_stats", False):
+                raise InputError(
+                    f"module: {where} keeps running statistics, which are no parameters; GroupNorm and LayerNorm keep "
+                    "none"
+                )
+            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+                raise InputError(f"module: {where} mixes the examples of a batch; GroupNorm and LayerNorm do not")
+        if isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise InputError(f"module: {where} draws at random; p=0, or no dropout, is needed")
+        if isinstance(layer, torch.nn.modules.lazy.LazyModuleMixin):
+            raise InputError(f"module: {where} has no shape yet; call the module once on a batch first")
+        if isinstance(layer, torch.nn.RNNBase) and layer.dropout > 0:
+            raise InputError(f"module: {where} draws at random; dropout=0 is needed")
+    if not any(value.requires_grad for value in module.parameters()):
+        raise InputError("module: it holds no parameter that needs a gradient; a module with parameters is needed")
+
+
 def _need(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise InputError(f"module: {package} is not installed; pip install {package}") from None
+        raise InputError(f"module: {module.split('.')[0]} is not installed; pip install {package}") from None
 
 
 def _check_hashable(argument: str, value: Any) -> None:

@@ -27,6 +27,7 @@ class Assembly:
     y: Any = None
     start: Mapping[str, Any] = field(default_factory=dict)
     metrics: Callable[[Any], Mapping[str, Any]] | None = None
+    client_metrics: Callable[[Any, Any], Mapping[str, Any]] | None = None  # of every client's own test examples
     main_metric: str = "accuracy"  # what plots and tables show
     falling: bool = False  # whether the main metric is better when it is lower
 

@@ -15,12 +15,12 @@ from rookery.data.partitions import Partition
 from rookery.problems.bilevel import Bilevel
 from rookery.tasks.base import Assembly, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, auc, f1, on_test
-from rookery.tasks.models import Network, cross_entropy, squared_norm
+from rookery.tasks.models import Network, OfClasses, cross_entropy, squared_norm
 from rookery.vectors import Values
 
 
 @dataclass(frozen=True)
-class WeightedLoss:
+class WeightedLoss(OfClasses):
     """sigmoid(x_k) CE + ridge / 2 |y|^2 of training example k of a client, with x the client's own logits."""
 
     network: Network
@@ -32,7 +32,7 @@ class WeightedLoss:
 
 
 @dataclass(frozen=True)
-class CleanLoss:
+class CleanLoss(OfClasses):
     """CE of a validation example, whose label is right."""
 
     network: Network

@@ -13,11 +13,11 @@ from rookery.data.partitions import Partition
 from rookery.problems.bilevel import Bilevel
 from rookery.tasks.base import Assembly, augmentation, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, on_both, on_test
-from rookery.tasks.models import Network, cross_entropy, squared_norm
+from rookery.tasks.models import Network, OfClasses, cross_entropy, squared_norm
 
 
 @dataclass(frozen=True)
-class Upper:
+class Upper(OfClasses):
     """Cross-entropy of a validation example; x holds the first layers of the network and y the last."""
 
     network: Network
@@ -27,7 +27,7 @@ class Upper:
 
 
 @dataclass(frozen=True)
-class Lower:
+class Lower(OfClasses):
     """Cross-entropy of a training example, with a ridge on y; where y is one layer, it is strongly convex in it."""
 
     network: Network

@@ -15,11 +15,11 @@ from rookery.data.partitions import LongTail, Partition
 from rookery.problems.bilevel import Bilevel
 from rookery.tasks.base import Assembly, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, on_test
-from rookery.tasks.models import Network, cross_entropy, squared_norm
+from rookery.tasks.models import Network, OfClasses, cross_entropy, squared_norm
 
 
 @dataclass(frozen=True)
-class TunedLoss:
+class TunedLoss(OfClasses):
     """CE(sigmoid(dy) * logits + ly) + ridge / 2 |y|^2 of a training example; x = {dy, ly}, y the network."""
 
     network: Network
@@ -31,7 +31,7 @@ class TunedLoss:
 
 
 @dataclass(frozen=True)
-class BalancedLoss:
+class BalancedLoss(OfClasses):
     """weights[label] CE(logits) of a validation example."""
 
     network: Network

@@ -13,12 +13,12 @@ from rookery.data.partitions import Partition
 from rookery.problems.bilevel import Bilevel
 from rookery.tasks.base import Assembly, check_options, find_dataset, find_network
 from rookery.tasks.metrics import client_accuracies, label_mix, on_test, predict
-from rookery.tasks.models import Network, cross_entropy
+from rookery.tasks.models import Network, OfClasses, cross_entropy
 from rookery.vectors import Values, Vector
 
 
 @dataclass(frozen=True)
-class AdaptedLoss:
+class AdaptedLoss(OfClasses):
     """CE at y + pull / 2 |y - x|^2 of a client's training example."""
 
     network: Network
@@ -30,7 +30,7 @@ class AdaptedLoss:
 
 
 @dataclass(frozen=True)
-class JudgedLoss:
+class JudgedLoss(OfClasses):
     """CE at y of a client's validation example."""
 
     network: Network

@@ -97,6 +97,24 @@ class Evaluation:
         return found if mix is None else found | over_clients(client_accuracies(scores, labels, mix))
 
 
+@dataclass(frozen=True)
+class OnOwn:
+    """Whether one of a client's own test examples is told right, and its loss: for `client_metrics`.
+
+    Args:
+      network: the network, on inputs as they are stored.
+      parts: the sequences that hold its layers.
+    """
+
+    network: Network
+    parts: tuple[str, ...] = ("x",)
+
+    def __call__(self, z: Values, e: Any) -> dict[str, jax.Array]:
+        params = {name: layer for part in self.parts for name, layer in z[part].items()}
+        scores = self.network(params, e["input"])
+        return {"accuracy": jnp.argmax(scores) == e["label"], "loss": cross_entropy(scores, e["label"])}
+
+
 def on_test(function: Callable[..., dict[str, jax.Array]], dataset: Dataset, **arrays: Any) -> Metric:
     """A metric on a dataset's test examples, given to it as `images` and `labels`."""
     return Metric(function, images=dataset.test["input"], labels=dataset.test["label"], **arrays)
@@ -144,3 +162,16 @@ def auc(scores: jax.Array, truth: jax.Array) -> jax.Array:
     false = scores.size - true
     area = (jnp.sum(truth * rank) / jnp.maximum(true, 1) - (true + 1) / 2) / jnp.maximum(false, 1)
     return jnp.where((true > 0) & (false > 0), area, 0.5)
+
+
+def concordance(risks: jax.Array, times: jax.Array, events: jax.Array) -> jax.Array:
+    """The chance that of two people the one at higher risk has the event first; equal risks count one half.
+
+    Two people are compared where it is known who had it first: the one with the shorter time had the event, or the
+    times are equal and one of both had it. Without such a pair it is one half.
+    """
+    earlier = (times[:, None] < times[None, :]) | ((times[:, None] == times[None, :]) & (events[None, :] == 0))
+    compared = (events[:, None] > 0) & earlier
+    agree = jnp.where(risks[:, None] > risks[None, :], 1.0, jnp.where(risks[:, None] == risks[None, :], 0.5, 0.0))
+    pairs = jnp.sum(compared)
+    return jnp.where(pairs > 0, jnp.sum(jnp.where(compared, agree, 0.0)) / jnp.maximum(pairs, 1), 0.5)

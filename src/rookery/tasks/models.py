@@ -6,6 +6,7 @@ parameters, a dict of layers in their order; `network(params, image)` gives the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
@@ -13,6 +14,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rookery.data.inputs import Scale
 from rookery.errors import InputError, unknown
@@ -223,12 +225,36 @@ def wide_cnn(shape: tuple[int, ...], classes: int) -> CNN:
     return CNN((height, width, channels), (64, 64), 5, (384, 192), classes)
 
 
+class OfClasses:
+    """A loss of labelled examples under a network: labels that are no class of the network's are refused."""
+
+    network: Any
+
+    def fault(self, rows: Any) -> tuple[int, str] | None:
+        """The first row whose label the network cannot give, and a sentence about it; None: there is none, or the
+        network does not say how many classes it tells apart."""
+        classes = getattr(self.network, "classes", None)
+        if classes is None or not isinstance(rows, Mapping) or "label" not in rows:
+            return None
+        labels = np.asarray(rows["label"])
+        bad = np.flatnonzero((labels < 0) | (labels >= classes) | (labels != np.floor(labels)))
+        if not bad.size:
+            return None
+        told = f"its label is {labels[bad[0]]}, and the network tells {classes} classes, 0 to {classes - 1}"
+        return int(bad[0]), told
+
+
 @dataclass(frozen=True)
 class OnStored:
     """A network on inputs as they are stored: they are scaled inside the program."""
 
     network: Network
     scale: Scale
+
+    @property
+    def classes(self) -> int | None:
+        """The classes that the network tells apart, where it says so."""
+        return getattr(self.network, "classes", None)
 
     def init(self, key: jax.Array) -> dict[str, Any]:
         return self.network.init(key)
@@ -238,7 +264,7 @@ class OnStored:
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classification(OfClasses):
     """Cross-entropy of one example, plus decay / 2 |params|^2."""
 
     network: Network

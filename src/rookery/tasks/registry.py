@@ -16,11 +16,15 @@ from rookery.tasks.fairness import Fairness
 from rookery.tasks.hyperrep import HyperRep
 from rookery.tasks.losstuning import LossTuning
 from rookery.tasks.metalearn import MetaLearn
+from rookery.tasks.personalised import Personalised
 from rookery.tasks.regularisation import Regularisation
 from rookery.tasks.riskaverse import RiskAverse
 from rookery.tasks.semisupervised import SemiSupervised
+from rookery.tasks.trust import Trust
 
 TASKS: dict[str, type[Task]] = {
+    "trust": Trust,
+    "personalised": Personalised,
     "hyperrep": HyperRep,
     "losstuning": LossTuning,
     "cleaning": Cleaning,
