@@ -111,7 +111,7 @@ def searched(data: str, quick: bool) -> dict[str, tuple[Benchmark, tuple[Any, ..
     rows = {
         "FedAvg, tuned": (task(), averaged, few),
         "own offsets (FedAvg), tuned": (task(form="own offsets"), averaged, few),
-        NESTED_ROWS[0]: (task(form="penalties", validation=0.5), nested(0.03, 0.1, 0.3, 1.0, 3.0, 10.0), many),
+        NESTED_ROWS[0]: (task(form="penalties", validation=0.5), nested(0.03, 0.1, 0.3, 1.0, 3.0), many),
         NESTED_ROWS[1]: (task(form="site weights", ridge=0.1), nested(0.01, 0.1, 1.0, 10.0), many),
     }
     if data == "brca":  # a Cox likelihood does not know an offset that all patients of a centre share
@@ -218,6 +218,8 @@ that is judged.
   apart, and with it who is ill more often (all 30 training patients in Switzerland, 38 % in Hungary). With the pooled
   ones every row is above 77 % at the VA, where the best published is 70.2 %, without anything nested. Learnt penalties
   add a point to tuned FedAvg.
+- The steps of x that tuning chose are at the ends of their grids: with 10 for the penalties on heart three runs of
+  five diverge, and below 0.03 on BRCA x hardly moves in 1,000 exchanges.
 - On BRCA the test has 32 events; a point is about what one patient moves.
 """,
     by_setting=True,

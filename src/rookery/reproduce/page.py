@@ -233,7 +233,8 @@ def _tolerances(study: Study, spreads: bool) -> str:
     for measure in study.measures:
         if measure.factor != 1:
             parts.append(f"{measure.name} a factor of {measure.factor:g}")
-    return f"The tolerance: {'; '.join(parts)}; else none." if parts else "There is no tolerance."
+    rest = "" if parts and parts[-1].endswith("in everything") else "; else none"
+    return f"The tolerance: {'; '.join(parts)}{rest}." if parts else "There is no tolerance."
 
 
 def _grain(study: Study, done: Mapping[str, Done]) -> str:
