@@ -80,12 +80,36 @@ def test_examples_use_what_users_have(example):
     assert imported == ["rookery"], imported
 
 
-def test_the_demo_runs(tmp_path, capsys):
+def test_the_demo_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
     demo = runpy.run_path(str(ROOT / "examples" / "demo.py"))
-    plot = demo["main"](exchanges=10, out=tmp_path / "demo")
-    assert plot.is_file() and str(plot) in capsys.readouterr().out
-    folder = plot.parent
+    pictures = demo["main"](exchanges=10, seeds=1, out=tmp_path / "demo")
+    said = capsys.readouterr().out
+    assert all(picture.is_file() and str(picture) in said for picture in pictures)
+    folder = tmp_path / "demo" / "digits"
     assert (folder / "simfbo-seed0" / "history.csv").is_file() and (folder / "fedbioacc-seed0" / "plot.png").is_file()
+    assert "cleveland" in said and "trusted" in said
+
+
+SMALL = {
+    "personalised": {"exchanges": 3, "clients": 20},
+    "penalties": {"rounds": 5},
+    "own_method": {"exchanges": 4},
+    "pytorch": {"rounds": 1},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_examples_run(name, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    if name == "pytorch":
+        pytest.importorskip("torchax", reason="torchax is not installed")
+    assert importlib.import_module(name).main(**SMALL[name]) is not None
+    assert capsys.readouterr().out
+
+
+def test_every_example_is_run():
+    assert {example.stem for example in EXAMPLES} == {"demo", "hospitals", *SMALL}, "the demo runs hospitals"
 
 
 def test_links_lead_somewhere():

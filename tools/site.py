@@ -32,9 +32,9 @@ REFERENCE = {
     "contracts": ("Writing methods", ("rookery.federation", "rookery.vectors", "rookery.structs")),
 }
 MODULES = {
-    "data": "rookery.data",
-    "problems": "rookery.problems.exact",
-    "tasks": "rookery.tasks",
+    "data": ("rookery.data",),
+    "problems": ("rookery.problems.exact",),
+    "tasks": ("rookery.tasks", "rookery.tasks.adapters"),
 }  # with names of their own
 
 
@@ -70,8 +70,8 @@ def reference() -> dict[str, str]:
         own = {name: value for name, value in left.items() if _home(value).startswith(packages)}
         left = {name: value for name, value in left.items() if name not in own}
         names = [f"rookery.{name}" for name, value in own.items() if not inspect.ismodule(value)]
-        if page in MODULES:
-            module = importlib.import_module(MODULES[page])
+        for source in MODULES.get(page, ()):
+            module = importlib.import_module(source)
             others = [name for name in module.__all__ if not name.isupper() and name not in rookery.__all__]
             own |= {f"{page}.{name}": getattr(module, name) for name in others}
             names += [f"{module.__name__}.{name}" for name in others]

@@ -120,3 +120,14 @@ def test_a_history_is_a_data_frame():
         assert list(frame.columns) == list(history.columns) and len(frame) == len(history.rows)
         np.testing.assert_array_equal(frame["loss mean"], history["loss mean"])
         assert frame["round"].tolist() == [0, 1, 2, 3]
+
+
+def test_values_as_a_numpy_file(tmp_path):
+    start = {"w": np.ones((2, 3)), "layers": [np.zeros(2), np.ones(1)]}
+    problem = rk.Single(lambda x, e: jnp.sum(x["w"]) * 0.0 + e["a"])
+    result = rk.run(problem, rk.FedAvg(lr=0.1), CLIENTS, x=start, rounds=1)
+    found = np.load(result.to_npz(tmp_path / "values.npz"))
+    assert sorted(found) == ["x.layers.0", "x.layers.1", "x.w"] and found["x.w"].shape == (2, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["values.npz"]
+    with pytest.raises(rk.InputError, match=r"the name of an \.npz file in a folder that is there"):
+        result.to_npz(tmp_path / "values")

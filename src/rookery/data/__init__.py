@@ -17,6 +17,7 @@ from rookery.data.partitions import (
     class_counts,
     parse,
 )
+from rookery.data.survival import tcga_brca
 
 __all__ = [
     "DATASETS",
@@ -42,5 +43,6 @@ __all__ = [
     "load",
     "parse",
     "synthetic",
+    "tcga_brca",
     "wine",
 ]

@@ -17,7 +17,7 @@ from safetensors import numpy as safetensors
 from rookery.engines.base import Carry
 from rookery.errors import InputError, unknown
 from rookery.federation.ledger import Ledger
-from rookery.runs.files import checksum, read_json, undamaged, write_folder
+from rookery.runs.files import checksum, fill_folder, read_json, undamaged, write_folder
 from rookery.runs.table import Table
 from rookery.vectors import Tree, Values, row
 
@@ -138,11 +138,27 @@ class Result:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Writes the result into a new folder: result.json, history.csv, sequences.safetensors, state.safetensors.
+        """Writes the result into a new folder: result.json, history.csv, sequences.safetensors (the final values, by
+        name), state.safetensors (to go on from). `Result.load(path)` reads it; `to_npz` writes the values for numpy.
 
         The folder is written aside and renamed, so it is there whole or not at all.
         """
         return write_folder(path, self.write_into)
+
+    def to_npz(self, path: str | Path) -> Path:
+        """Writes the final sequences into one numpy file, for who has no safetensors: `numpy.load(path)["x.dense0.w"]`.
+
+        Names are those in sequences.safetensors; of a sequence that is one array, its own.
+        """
+        target, arrays = Path(path), {}
+        if target.suffix != ".npz" or not target.parent.is_dir():
+            raise InputError(
+                f"path: {str(path)!r} was given; the name of an .npz file in a folder that is there is needed"
+            )
+        for name, tree in self.sequences.items():
+            describe(tree, name, arrays)
+        fill_folder(target.parent, lambda aside: np.savez(aside / target.name, **arrays), last=target.name)  # type: ignore[arg-type]
+        return target
 
     def write_into(self, folder: Path) -> None:
         """Writes the result's files into a folder that is there."""
