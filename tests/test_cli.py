@@ -281,6 +281,21 @@ def test_ctrl_c_while_compiling_says_what_was_kept(tmp_path, monkeypatch, capsys
     assert not (tmp_path / "run").exists()
 
 
+def test_ctrl_c_while_results_are_written_loses_nothing(tmp_path, monkeypatch, capsys):
+    def stopped(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rookery.experiments.experiment._finish", stopped)
+    out = tmp_path / "run"
+    assert main(["run", "hyperrep", "simfbo", "--rounds", "3", "--out", str(out)]) == 130
+    assert (
+        f"rookery resume {out} goes on" in capsys.readouterr().out.replace("\n", " ")
+        and (out / "history.csv").is_file()
+    )
+    monkeypatch.undo()
+    assert main(["resume", str(out)]) == 0
+
+
 def test_what_is_wrong_is_said_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     for options, sentence in [
@@ -291,6 +306,13 @@ def test_what_is_wrong_is_said_before_anything_is_compiled(tmp_path, monkeypatch
         assert main(["run", "hyperrep", "simfbo", *options, "--out", str(tmp_path / "run")]) == 2
         said = capsys.readouterr()
         assert sentence in said.err and "compiling" not in said.out + said.err
+
+
+def test_what_clients_weigh_is_said(tmp_path, capsys):
+    assert main(["run", "hyperrep", "simfbo", "--rounds", "1", "--clients", "5", "--out", str(tmp_path / "a")]) == 0
+    assert "5 clients, 1438 examples, 287 to 288 each, equal weights" in capsys.readouterr().out
+    assert main(["run", "trust", "simfbo", "--rounds", "1", "--out", str(tmp_path / "b")]) == 0
+    assert "4 clients, 591 examples, 37 to 242 each, weights 0.0626 to 0.409" in capsys.readouterr().out
 
 
 def test_odd_numbers_are_said(tmp_path, capsys):

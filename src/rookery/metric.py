@@ -25,7 +25,10 @@ class Metric:
 
     def __init__(self, function: Callable[..., Mapping[str, Any]], **arrays: Any):
         self.function = function
-        self.arrays = {name: jax.tree.map(np.asarray, array) for name, array in arrays.items()}
+        self.arrays = {
+            name: jax.tree.map(np.asarray, array, is_leaf=lambda node: isinstance(node, list))
+            for name, array in arrays.items()
+        }
 
     def __call__(self, z: Values) -> Mapping[str, Any]:
         return self.function(z, **jax.tree.map(jnp.asarray, self.arrays))

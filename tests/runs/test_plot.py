@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from importlib import resources
+
 import numpy as np
 import pytest
 
@@ -42,6 +45,11 @@ def test_no_curve_hides_another_and_the_legend_is_outside(drawn, tmp_path):
     below, above = drawn[0].axes[0].lines
     assert below.get_linewidth() > above.get_linewidth() and above.get_linestyle() != below.get_linestyle() == "-"
     assert not any(axes.get_legend() for axes in drawn[0].axes) and len(drawn[0].legends) == 1
+
+
+def test_curves_have_the_colours_of_the_report():
+    page = resources.files("rookery.runs").joinpath("report.html").read_text(encoding="utf-8")
+    assert tuple(re.findall(r"--c\d: light-dark\((#\w+),", page)) == plot.COLOURS
 
 
 def test_panels_wrap_and_none_is_empty(drawn, tmp_path):

@@ -217,8 +217,11 @@ def test_forms_that_are_not_there_are_refused(words, sentence, capsys):
 
 
 def test_a_pair_has_the_same_task():
-    with pytest.raises(rk.InputError, match="a method, or a pair of a Trust and a method"):
+    with pytest.raises(rk.InputError, match="a method, or a pair of the same Trust in another form and a method"):
         rk.compare(rk.tasks.Trust(), {"a": (rk.tasks.HyperRep(), rk.FedAvg(lr=0.1))}, progress=False)
+    with pytest.raises(rk.InputError, match="a pair of the same Trust in another form"):
+        other = rk.tasks.Trust(form="plain", ridge=3.0)
+        rk.compare(rk.tasks.Trust(), {"a": (other, rk.FedAvg(lr=0.1))}, progress=False)
 
 
 def test_rates_are_those_of_the_task_as_it_is_set(tmp_path, capsys):
@@ -254,3 +257,52 @@ def test_a_task_of_clients_metrics_is_tuned():
         rk.tasks.Trust(form="plain"), rk.FedAvg(lr=rk.Rates(0.5)), budget=2000, batch_size=0, progress=False
     )
     assert "accuracy weighted" in tuning.table.columns and tuning.gradients <= 2000
+
+
+def test_seeds_of_a_sweep_may_have_clients_of_other_sizes():
+    """Lanes share a program: it must hold the largest test set of any seed."""
+    sizes = {0: (4, 4), 1: (1, 7)}
+    make = lambda seed: rk.federate(
+        [{"a": np.ones(2)}, {"a": np.ones(2)}], test=[{"a": np.arange(float(n))} for n in sizes[seed]]
+    )
+    given = {
+        "problem": rk.Single(lambda x, e: 0.5 * (x - e["a"]) ** 2), "method": rk.FedAvg(lr=0.1), "x": 0.0, "rounds": 1,
+        "client_metrics": lambda z, e: {"m": e["a"]},
+    }  # fmt: skip
+    table = rk.sweep(clients=make, over={"seed": [0, 1]}, **given)
+    for seed, result in enumerate(table.results):
+        alone = rk.run(clients=make(seed), seed=seed, **given)
+        assert result.history["m mean"][-1] == alone.history["m mean"][-1]
+
+
+def test_methods_are_compared_by_what_clients_measure():
+    data = {name: {"a": np.arange(6.0) + k} for k, name in enumerate("AB")}
+    found = rk.compare(
+        rk.Single(lambda x, e: 0.5 * (x - e["a"]) ** 2), {"a": rk.FedAvg(lr=0.1), "b": rk.FedAvg(lr=0.3)},
+        rk.federate(data, test=0.34), x=0.0, exchanges=5, seeds=1, metric="loss mean", falling=True,
+        client_metrics=lambda z, e: {"loss": 0.5 * (z.x - e["a"]) ** 2}, progress=False,
+    )  # fmt: skip
+    assert found.metric == "loss mean" and found.table()["final loss mean"][1] < found.table()["final loss mean"][0]
+
+
+def test_who_sends_nothing_is_compared_and_has_no_budget_of_bytes(tmp_path, capsys):
+    task = rk.tasks.Personalised
+    pair = {form: (task(form=form, hidden=8), rk.FedAvg(lr=rk.Rates(0.2))) for form in ("heads", "alone")}
+    found = rk.compare(task(hidden=8), pair, 10, exchanges=4, seeds=1, progress=False)
+    table = found.table()
+    assert found.common("megabytes") > 0 and table["at equal megabytes"][0] == table["final accuracy mean"][0]
+    with pytest.raises(rk.InputError, match="megabytes: 1 were given, and a method spends none; give exchanges"):
+        rk.compare(task(hidden=8), {"alone": pair["alone"]}, 10, megabytes=1, seeds=1, progress=False)
+    with pytest.raises(rk.InputError, match="target: 90 was given; accuracy mean is a part of 1"):
+        rk.compare(task(hidden=8), pair, 10, exchanges=4, seeds=1, target=90, progress=False)
+
+
+def test_a_folders_name_may_have_an_at_sign(tmp_path, capsys):
+    (tmp_path / "x@y").mkdir()
+    assert main(["compare", "trust", f"{tmp_path}/x@y/mine.py:Mine"]) == 2
+    assert "there is no such file" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_metrics_lists_are_arrays():
+    metric = rk.Metric(lambda z, a: {"m": a.mean()}, a=[1.0, 2.0])
+    assert float(metric(None)["m"]) == 1.5  # type: ignore[arg-type]

@@ -159,6 +159,42 @@ def test_what_needs_no_gradient_stays_and_the_head_alone_is_learnt():
     assert torch.equal(out["1.weight"], module.state_dict()["1.weight"])
 
 
+class Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 3)
+
+    def forward(self, batch):
+        return torch.nn.functional.dropout(self.layer(batch.flatten(1)), 0.5)
+
+
+class TwoOutputs(Dropping):
+    def forward(self, batch):
+        return self.layer(batch.flatten(1)), batch
+
+
+def test_wrong_weights_are_refused():
+    network = rk.adapters.from_torch(mlp(), SHAPE)
+    params = network.init(jax.random.key(0))
+    for given, sentence in [
+        ({"foo": {"w": np.zeros(2)}}, "params: 'foo.w' of shape .* was given; in the module it is not there"),
+        (
+            {**params, "1": {"weight": np.zeros(2)}},
+            r"'1.weight' of shape \(2,\) was given; in the module it is of shape",
+        ),
+        (np.zeros(2), "params: ndarray was given"),
+    ]:
+        with pytest.raises(rk.InputError, match=sentence):
+            network.state_dict(given)
+    with pytest.raises(rk.InputError, match="state_dict: NoneType was given"):
+        network.params(None)
+    with pytest.raises(rk.InputError, match=r"state_dict: '1.weight' has shape \(2,\)"):
+        network.params({**network.state_dict(params), "1.weight": np.zeros(2)})
+    for shape in (3, (), (8, 0, 1)):
+        with pytest.raises(rk.InputError, match=r"shape: .* was given; that of one input is needed"):
+            rk.adapters.from_torch(mlp, shape)
+
+
 WRONG = {
     "batch norm": (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64)), r"its layer '1' \(BatchNorm1d\) keeps running"),
     "batch norm without statistics": (
@@ -166,6 +202,9 @@ WRONG = {
         "mixes the examples of a batch",
     ),
     "dropout": (lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 2)), "draws at random; p=0"),
+    "functional dropout": (lambda: Dropping(), "its forward draws at random"),
+    "two outputs": (lambda: TwoOutputs(), "forward gives tuple"),
+    "an argument": (lambda a: mlp(), "the function without arguments that makes one fails"),
     "lazy": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "has no shape yet"),
     "no parameters": (lambda: nn.Flatten(), "it holds no parameter that needs a gradient"),
     "wrong shape": (lambda: nn.Linear(3, 2), r"forward of a batch with one input of shape \(1, 1, 8, 8\) fails"),

@@ -86,11 +86,18 @@ def run(arguments: list[str], console: Console) -> int:
     task, row = find_task(task_name), find_method(words[1])
     parsed = parse_options(task_name, task, row, arguments[2:], RunOptions)
     experiment = Experiment(task_name, parsed.task, row.name, parsed.method, parsed.run)
+    places: list[Path] = []
     try:
         with watched(experiment, console) as callbacks:
-            result, folder = launch(experiment, parsed.run.out, callbacks)
+            seen = lambda place: places.append(place) or callbacks(place)
+            say = lambda text: console.print(text, markup=False, soft_wrap=True)
+            result, folder = launch(experiment, parsed.run.out, seen, say)
     except KeyboardInterrupt:
-        console.print("interrupted before the first round was done; nothing was kept", soft_wrap=True)
+        if places and places[0].is_dir():
+            said = f"interrupted; what was done is in {places[0]}: rookery resume {places[0]} goes on"
+        else:
+            said = "interrupted before the first round was done; nothing was kept"
+        console.print(said, markup=False, soft_wrap=True)
         return 130
     return _conclude(console, short_name(row.name), result, folder, experiment)
 

@@ -52,7 +52,7 @@ class Parsed:
 
 def parse_options(task_name: str, task: type[Any], row: Row, arguments: list[str], run: type[Any] = Options) -> Parsed:
     """The options of `rookery run`: --task.*, --method.* and those of the run."""
-    rates = _task_alone(task, arguments).rates
+    rates = _task_alone(task, arguments, f"rookery run {task_name} {row.name}").rates
     filled = fill(
         make_form(getattr(task, "defaults", None), task=task, method=method_form(row, rates), run=run),
         arguments,
@@ -62,24 +62,24 @@ def parse_options(task_name: str, task: type[Any], row: Row, arguments: list[str
     return Parsed(filled.task, method_from(row, filled.method), filled.run)
 
 
-def _task_alone(task: type[Any], arguments: list[str]) -> Any:
+def _task_alone(task: type[Any], arguments: list[str], prog: str) -> Any:
     """The task as the command line sets it: a method's rates are by default those of the task, which depend on it."""
     words, taken = [], False
     for argument in arguments:
         taken = argument.startswith("--task.") or (taken and not re.match(r"--?[a-zA-Z]", argument))
         words += [argument] * taken
-    return fill(make_form(task=task), words, prog="rookery", description="").task
+    return fill(make_form(task=task), words, prog=prog, description="").task
 
 
 def parse_form(text: str, task: Any) -> tuple[str, Any]:
     """A method's words without the form of the task that they name, and the task in that form: `fedavg@plain`."""
-    found = re.match(r"(.*?)@(\w*)(.*)$", text)
+    found = re.match(r"((?:.*/)?[^/]*?)@(\w*)([^/]*)$", text)  # an @ in a folder's name is none
     if found is None or not hasattr(task, FORM):
-        if found is not None and "@" in text.partition(":")[0]:
+        if found is not None:
             raise InputError(f"method: {text!r} was given, and the task has one form; give the method alone")
         return text, task
     allowed = get_args(get_type_hints(type(task))[FORM])
-    if found[2] not in allowed:
+    if allowed and found[2] not in allowed:
         raise unknown(f"method: the form in {text!r}", found[2], allowed)
     return found[1] + found[3], dataclasses.replace(task, **{FORM: found[2]})
 

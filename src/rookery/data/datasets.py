@@ -149,6 +149,8 @@ class Dataset:
     def _owners(self, scheme: partitions.Natural) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
         """Whose every training example is, whose every test example, and who they are."""
         if scheme.column is not None:
+            if not self.columns:
+                raise InputError(f"partition: natural:{scheme.column} was given, and {self.name} has no named columns")
             if scheme.column not in self.columns:
                 raise unknown("partition: natural", scheme.column, self.columns)
             place = self.columns.index(scheme.column)
@@ -164,11 +166,9 @@ class Dataset:
         return self.owner, self.test_owner, self.owners
 
     def _deal_test(
-        self, scheme: partitions.Partition | str, parts: list[np.ndarray], names: tuple[str, ...]
+        self, scheme: partitions.Partition, parts: list[np.ndarray], names: tuple[str, ...]
     ) -> list[np.ndarray]:
         """The test examples of each client."""
-        if isinstance(scheme, str):
-            scheme = partitions.parse(scheme)
         if isinstance(scheme, partitions.Natural):
             _, owner, owners = self._owners(scheme)
             tests = [np.flatnonzero(owner == owners.index(name)) for name in names]

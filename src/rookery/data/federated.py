@@ -97,11 +97,15 @@ class Clients:
         return replace(some, names=names, columns=self.columns, classes=self.classes)
 
     def __repr__(self) -> str:
+        return f"Clients({self.described()})"
+
+    def described(self) -> str:
+        """Who they are in a line: how many, of how many examples, and what they weigh."""
         sizes = self.sizes
         equal = bool(np.allclose(self.weights, 1 / self.population))
         weights = "equal weights" if equal else f"weights {self.weights.min():.3g} to {self.weights.max():.3g}"
         each = f"{sizes.min()} to {sizes.max()} each"
-        return f"Clients({self.population} clients, {sizes.sum()} examples, {each}, {weights})"
+        return f"{self.population} clients, {sizes.sum()} examples, {each}, {weights}"
 
 
 def _own(level: Level, index: int) -> Tree:

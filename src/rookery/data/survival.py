@@ -35,6 +35,11 @@ def tcga_brca(folder: str | Path | None = None) -> list[dict[str, dict[str, np.n
             "ROOKERY_DATA to a folder that has tcga_brca/"
         )
     patients, split = (read_csv(place / name) for name in FILES)
+    for table, needed in ((patients, ("pid", "E", "T")), (split, ("pid", "fold2"))):
+        if lacking := [name for name in needed if name not in table]:
+            raise InputError(
+                f"data: tcga_brca in {str(place)!r} has no column {lacking[0]!r}; FLamby's files are needed"
+            )
     names = [name for name in patients if name not in ("pid", "E", "T")]
     inputs = np.stack([patients[name].astype(np.float64) for name in names], axis=1)
     row_of = {str(patient): row for row, patient in enumerate(patients["pid"])}

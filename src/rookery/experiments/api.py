@@ -22,11 +22,13 @@ from rookery.problems.base import Problem
 from rookery.runs.files import hold, read_json, write_text
 from rookery.runs.folder import open_folder, versions, write_results
 from rookery.runs.result import Result
-from rookery.runs.run import metric_names, run
+from rookery.runs.run import metric_names, no_metrics, run
 from rookery.tasks.registry import TASKS
 
 # What `rk.run` takes besides the problem, the method, the clients, the metrics and how long it goes.
-RUN_OPTIONS = ("x", "y", "start", "sampling", "batch_size", "engine", "precision", "seed", "every")
+RUN_OPTIONS = (
+    "x", "y", "start", "sampling", "batch_size", "client_metrics", "engine", "precision", "seed", "every",
+)  # fmt: skip
 
 
 def compare(
@@ -191,9 +193,11 @@ def _on(task: Any, label: str, given: Any) -> tuple[Any, Any]:
     """The task that a method is run on, and the method: a pair of its own, or the task of all."""
     if not isinstance(given, tuple):
         return task, given
-    if len(given) != 2 or type(given[0]) is not type(task):
+    own = {FORM: getattr(task, FORM)} if hasattr(task, FORM) else {}
+    if len(given) != 2 or type(given[0]) is not type(task) or dataclasses.replace(given[0], **own) != task:
         raise InputError(
-            f"methods: {label!r}: {given!r} was given; a method, or a pair of a {type(task).__name__} and a method"
+            f"methods: {label!r}: {given!r} was given; a method, or a pair of the same {type(task).__name__} in "
+            "another form and a method"
         )
     return given
 
@@ -212,7 +216,7 @@ def _own(
     for name in options:
         if name not in RUN_OPTIONS:
             raise unknown("options", name, RUN_OPTIONS)
-    if given["metrics"] is None:
+    if given["metrics"] is None and options.get("client_metrics") is None:
         raise InputError("metrics: none was given; methods are compared by one, a function of the sequences")
     arguments = {name: value for name, value in options.items() if name not in ("seed", "every")}
     arguments = {"problem": problem, "clients": clients, **arguments}
@@ -221,7 +225,7 @@ def _own(
         method,
         arguments,
         given["metrics"],
-        _main_metric(given["metric"], metric_names(method, arguments, given["metrics"])),
+        _main_metric(given["metric"], metric_names(method, arguments, given["metrics"] or no_metrics)),
         given["falling"],
         given["validation"],
         OwnOptions(seed=options.get("seed", 0), every=options.get("every")),

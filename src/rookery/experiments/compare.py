@@ -66,9 +66,10 @@ class Comparison:
         return [history for history, lost in zip(runs, self.diverged.get(name, [False] * len(runs))) if not lost]
 
     def common(self, axis: str) -> float:
-        """What every run that did not diverge has spent at least: where they can be compared."""
-        whole = [history for name in self.histories for history in self.whole(name)]
-        return min((float(cost(history, axis)[-1]) for history in whole), default=math.nan)
+        """What every run that did not diverge has spent at least: where they can be compared. One that spends nothing,
+        since its clients learn alone, can be compared anywhere."""
+        spent = [float(cost(history, axis)[-1]) for name in self.histories for history in self.whole(name)]
+        return min((amount for amount in spent if amount > 0), default=0.0 if spent else math.nan)
 
     def table(self) -> Table:
         """One row per method: means over seeds, with the standard deviation beside them.
@@ -154,6 +155,8 @@ class Budget(NamedTuple):
 
     def rounds(self, cost: Cost) -> int:
         """The rounds of a method that it pays for, one at least."""
+        if not getattr(cost, self.axis) > 0:
+            raise InputError(f"{self.axis}: {self.amount:g} were given, and a method spends none; give exchanges")
         return max(1, math.ceil(self.amount / getattr(cost, self.axis) - 1e-9))
 
 
@@ -184,6 +187,9 @@ def compare_subjects(
       say: called with a sentence about what is done.
     """
     check(seeds, tune_budget)
+    first = next(iter(subjects.values())).assemble()
+    first.check_target(target)
+    say(first.clients.described())
     costs = {label: probe(subject) for label, subject in subjects.items()}
     rounds = {label: budget.rounds(cost) for label, cost in costs.items()}
     tunings = _tune_all(

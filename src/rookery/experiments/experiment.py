@@ -104,10 +104,7 @@ class Experiment:
         if options.target is not None and not math.isfinite(options.target):
             raise InputError(f"target: {options.target} was given; a finite number is needed")
         assembly = task.assemble(partition, options.clients, options.seed, tuning=tuning)
-        if options.target is not None and options.target > 1 and "accuracy" in assembly.main_metric:
-            raise InputError(
-                f"target: {options.target:g} was given; {assembly.main_metric} is a part of 1, such as 0.9"
-            )
+        assembly.check_target(options.target)
         return assembly
 
     def _cohort(self, population: int) -> int:
@@ -208,12 +205,14 @@ def launch(
     experiment: Experiment,
     folder: Path | None = None,
     callbacks: Callable[[Path], Iterable[Callback]] | None = None,
+    say: Callable[[str], Any] = lambda text: None,
 ) -> tuple[Result, Path]:
     """Runs an experiment into a folder, also when it is interrupted; gives the result and the folder.
 
     Args:
       folder: a new or empty one; None: a new one under runs/, named after time, task and method.
       callbacks: makes the run's callbacks, from its folder; each is called with (round, history row).
+      say: called with a sentence about the clients.
 
     The folder holds config.json from the beginning, checkpoints/ while the run goes on, and in the end history.csv,
     sequences.safetensors (the final parameters), result.json and state.safetensors, and plot.png.
@@ -223,6 +222,7 @@ def launch(
         with _discarded_when_refused(opened):
             described = experiment.to_json()
             assembly = experiment.assemble()
+            say(assembly.clients.described())
             told = {"main_metric": assembly.main_metric, "falling": assembly.falling, "versions": versions()}
             write_text(opened / CONFIG, json.dumps(described | told, indent=1))
             result = _go(experiment, assembly, opened, callbacks, resumed=False)

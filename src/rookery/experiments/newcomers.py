@@ -52,10 +52,17 @@ def newcomers(
         raise InputError(f"learnt: {type(learnt).__name__} was given; a result, or sequences by name, is needed")
     if missing := [name for name in problem.shared if name not in known]:
         raise InputError(f"learnt: it has no {missing[0]}, which this {problem.kind} problem shares")
+    if start is not None and not isinstance(start, Mapping):
+        raise InputError(f"start: {start!r} was given; initial values by name are needed")
     given = dict(start or {}) | {name: value for name, value in (("x", x), ("y", y)) if value is not None}
     if twice := [name for name in given if name in problem.shared]:
         raise InputError(f"{twice[0]}: a value was given, and {twice[0]} is shared; it stays as it was learnt")
     rates = lr if isinstance(lr, Rates) else Rates(lr)
+    if lacking := [name for name in problem.local if not {name, "default"} & set(rates.entries())]:
+        raise InputError(
+            f"lr: {lr!r} was given, and has none for {lacking[0]}; one number, or one for each of "
+            f"{', '.join(problem.local)}, is needed"
+        )
     still = Rates(**{name: 0.0 if name in problem.shared else rates[name] for name in problem.names})
     values = {name: known[name] for name in problem.shared} | given
     with warnings.catch_warnings():

@@ -62,7 +62,7 @@ class OwnSubject:
     method_name: str
     method: Any
     given: Mapping[str, Any]
-    metrics: Metrics
+    metrics: Metrics | None
     metric: str
     falling: bool = False
     validation: Metrics | None = None

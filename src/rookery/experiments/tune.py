@@ -206,7 +206,8 @@ class _Search:
         for place, result in zip(places, results):
             value = float(result.history[metric][-1])
             score = _score(self.assembly, result, value)
-            loss = float(result.history["loss"][-1]) if "loss" in result.history else 0.0
+            losses = [name for name in ("loss", "loss mean") if name in result.history]
+            loss = float(result.history[losses[0]][-1]) if losses else 0.0
             scores[place] = (score, loss, sum(map(abs, place)))
             self.spent += result.ledger.gradients
             row = {"method": self.experiment.method_name, "stage": stage, "rounds": rounds, **self.grid.numbers(place)}

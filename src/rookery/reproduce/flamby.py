@@ -38,7 +38,8 @@ PUBLISHED: dict[str, dict[str, Callable[[], Any]]] = {
     },
 }
 ROUNDS = {"heart": 15, "brca": 5}
-STEPS = {"heart": {"pooled": 6075, "local 0": 2500, "local 3": 1050}, "brca": {"pooled": 3240, "local 1": 585}}
+# As many steps as 50 epochs are, or 30, the last minibatch of an epoch a short one.
+STEPS = {"heart": {"pooled": 6100, "local 0": 2500, "local 3": 1100}, "brca": {"pooled": 3270, "local 1": 600}}
 
 # Published results: mean and standard deviation, where there is one, of pooled and of the centres.
 RESULTS: dict[str, dict[str, dict[str, tuple[float, float]]]] = {
@@ -110,12 +111,10 @@ def searched(data: str, quick: bool) -> dict[str, tuple[Benchmark, tuple[Any, ..
     few, many = (10, 20) if quick else (200, 1000)
     rows = {
         "FedAvg, tuned": (task(), averaged, few),
-        "own offsets (FedAvg), tuned": (task(form="own offsets"), averaged, few),
+        "own heads (FedAvg), tuned": (task(form="own heads", ridge=0.1), averaged, few),
         NESTED_ROWS[0]: (task(form="penalties", validation=0.5), nested(0.03, 0.1, 0.3, 1.0, 3.0), many),
         NESTED_ROWS[1]: (task(form="site weights", ridge=0.1), nested(0.01, 0.1, 1.0, 10.0), many),
     }
-    if data == "brca":  # a Cox likelihood does not know an offset that all patients of a centre share
-        del rows["own offsets (FedAvg), tuned"]
     return rows
 
 
@@ -190,9 +189,9 @@ benchmark.
 
 **Beyond it**, all tuned without the test patients, on a quarter of each centre's training patients: inputs are scaled
 by the mean and deviation of *all* training patients, which a federation computes from sums that each centre sends
-once; full batches. *FedAvg, tuned*: step and weight decay. *Own offsets*: one model, to whose scores each hospital
-adds an offset of its own. *Penalties learnt*: x is the logarithm of a penalty per feature, the upper level is half of
-the training patients. *Site weights learnt*: 2 sigmoid(x_i) times centre i's loss, x_i its own, ridge 0.1, upper
+once; full batches. *FedAvg, tuned*: step and weight decay. *Own heads*: one model, to which each centre adds one of
+its own, with a ridge of 0.1. *Penalties learnt*: x is the logarithm of a penalty per feature, the upper level is half
+of the training patients. *Site weights learnt*: 2 sigmoid(x_i) times centre i's loss, x_i its own, ridge 0.1, upper
 level 30 %. In both a further sequence w is fitted to the patients of both levels under the same x, and is the model
 that is judged.
 """,
@@ -214,12 +213,13 @@ that is judged.
     remarks="""
 - Rows at the benchmark's settings that are far above it: *pooled* and *local 1* training on BRCA, whose step size is
   not known to us; and FedAvg's 15 rounds on the 16 test patients of Switzerland, where one patient is 6.25 points.
+- Pooled training is 80.0 % here, where 79.5 % is published: the nested rows on heart are above the published number,
+  and not above ours.
 - **What helps most on heart is the scale.** Each hospital's own mean and deviation take away what tells hospitals
   apart, and with it who is ill more often (all 30 training patients in Switzerland, 38 % in Hungary). With the pooled
-  ones every row is above 77 % at the VA, where the best published is 70.2 %, without anything nested. Learnt penalties
-  add a point to tuned FedAvg.
-- The steps of x that tuning chose are at the ends of their grids: with 10 for the penalties on heart three runs of
-  five diverge, and below 0.03 on BRCA x hardly moves in 1,000 exchanges.
+  ones the VA, where the best published is 70.2 %, is above 77 % without anything nested.
+- Some of what tuning chose is at the end of its grid. For the penalties on heart the next step, 10, diverges with three
+  seeds of five; below 0.03 on BRCA x hardly moves in 1,000 exchanges; FedAvg's 0.3 on heart was not gone beyond.
 - On BRCA the test has 32 events; a point is about what one patient moves.
 """,
     by_setting=True,

@@ -26,7 +26,7 @@ from rookery.tasks.metrics import concordance
 from rookery.tasks.models import squared_norm
 from rookery.vectors import Values, Vector
 
-Form = Literal["plain", "pooled", "local", "own offsets", "penalties", "site weights"]
+Form = Literal["plain", "pooled", "local", "own heads", "penalties", "site weights"]
 NESTED = ("penalties", "site weights")
 CENTRES = {"heart": ("Cleveland", "Hungary", "Switzerland", "VA"), "brca": tuple(f"region {k}" for k in range(6))}
 SPLIT_SEED = 43  # of the benchmark's division of the hospitals' patients
@@ -59,12 +59,12 @@ class Loss:
 
     data: str
     ridge: float = 0.0
-    weighing: Literal["none", "offsets", "penalties", "site"] = "none"
+    weighing: Literal["none", "heads", "penalties", "site"] = "none"
 
     def whole(self, x: Any, y: Any, examples: Any, weights: jax.Array) -> jax.Array:
-        if self.weighing == "offsets":  # x is the common model, y what a centre adds to its scores
-            offset = y
-            y = {"w": x["w"], "b": x["b"] + offset}
+        own = y
+        if self.weighing == "heads":  # x is the common model, y what a centre adds to it
+            y = jax.tree.map(jnp.add, x, own)
         if self.data == "brca":
             loss = cox(y, examples, weights)
         else:
@@ -73,7 +73,7 @@ class Loss:
             loss = 2 * jax.nn.sigmoid(x) * loss
         if self.weighing == "penalties":
             loss = loss + 0.5 * jnp.sum(jnp.exp(x) * y["w"] ** 2)
-        return loss + 0.5 * self.ridge * squared_norm(y["w"])
+        return loss + 0.5 * self.ridge * squared_norm(own if self.weighing == "heads" else y["w"])
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class Refitted(Bilevel):
 class Benchmark:
     """FLamby's Fed-Heart-Disease or Fed-TCGA-BRCA, in the benchmark's forms and in nested ones.
 
-    plain: one model of all centres. pooled: their data in one place. local: one centre alone. own offsets: one model,
-    to whose scores each centre adds an offset of its own. penalties: a penalty per feature, x = its logarithm. site
+    plain: one model of all centres. pooled: their data in one place. local: one centre alone. own heads: one model,
+    to which each centre adds one of its own, with a ridge. penalties: a penalty per feature, x = its logarithm. site
     weights: 2 sigmoid(x_i) times centre i's loss, x_i its own. In nested forms the upper level sees `validation` of
     each centre's training patients.
     """
@@ -129,7 +129,7 @@ class Benchmark:
     data: str = "heart"
     """heart or brca."""
     form: Form = "plain"
-    """plain, pooled, local, own offsets, penalties or site weights."""
+    """plain, pooled, local, own heads, penalties or site weights."""
     centre: int = 0
     """Which one, of local."""
     scaling: Literal["none", "centre", "pooled"] = "centre"
@@ -164,18 +164,19 @@ class Benchmark:
             data = [_split(own, self.validation, (seed, k)) for k, own in enumerate(data)]
         first = data[0].lower if isinstance(data[0], Split) else data[0]
         start = partial(make_layer, first["input"].shape[1])
+        nothing = {"w": np.zeros(first["input"].shape[1], np.float32), "b": np.zeros((), np.float32)}
         return Assembly(
             problem=self._problem(),
             clients=federate(data, weights="size"),
             x=self._x(start),
-            y=start if self.form in NESTED else np.zeros((), np.float32) if self.form == "own offsets" else None,
+            y=start if self.form in NESTED else nothing if self.form == "own heads" else None,
             metrics=self._metrics(centres, scales, pooled),
             main_metric="pooled",
         )
 
     def _problem(self) -> Problem:
-        if self.form == "own offsets":
-            return Joint(OfBatch(OfBoth(Loss(self.data, self.ridge, "offsets"))))
+        if self.form == "own heads":
+            return Joint(OfBatch(OfBoth(Loss(self.data, self.ridge, "heads"))))
         if self.form not in NESTED:
             return Single(OfBatch(OfOne(Loss(self.data, self.ridge))))
         weighing: Any = {"penalties": "penalties", "site weights": "site"}[self.form]
@@ -198,7 +199,7 @@ class Benchmark:
         together = [_scaled(centre["test"], pooled) for centre in centres]
         arrays = {f"c{k}": _floats(test) for k, test in enumerate(tests)}
         arrays |= {f"p{k}": _floats(test) for k, test in enumerate(together)}
-        return Metric(Judged(self.data, "w" if self.form in NESTED else "x", self.form == "own offsets"), **arrays)
+        return Metric(Judged(self.data, "w" if self.form in NESTED else "x", self.form == "own heads"), **arrays)
 
 
 @dataclass(frozen=True)
@@ -207,11 +208,13 @@ class Judged:
 
     data: str
     model: str  # the sequence that it is in
-    offsets: bool  # whether y adds to a centre's scores
+    heads: bool  # whether every centre adds its own y to it
 
     def __call__(self, z: Values, **tests: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         count = len(CENTRES[self.data])
-        scored = lambda test, k: score(z[self.model], test["input"]) + (z.y[k] if self.offsets else 0.0)
+        own = lambda k: jax.tree.map(lambda leaf: leaf[k], z.y)
+        added = lambda test, k: score(own(k), test["input"]) if self.heads else 0.0
+        scored = lambda test, k: score(z[self.model], test["input"]) + added(test, k)
         found = {name: self._of(scored(tests[f"c{k}"], k), tests[f"c{k}"]) for k, name in enumerate(CENTRES[self.data])}
         whole = {key: jnp.concatenate([tests[f"p{k}"][key] for k in range(count)]) for key in tests["p0"]}
         scores = jnp.concatenate([scored(tests[f"p{k}"], k) for k in range(count)])

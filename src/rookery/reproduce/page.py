@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rookery.experiments.compare import cost
+from rookery.experiments.experiment import COHORT
 from rookery.experiments.tune import Tuning, settings
 from rookery.reproduce.study import Claim, Done, Last, Measure, Study, Summary, summary
 from rookery.runs.files import write_text
@@ -111,6 +112,8 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
     claims = [] if quick or (missing and not study.claims_of_parts) else list(study.claims(done))
     any_cell = next(iter(done.values()))
     seconds, seeds = sum(each.seconds for each in done.values()), len(any_cell.histories)
+    natural = all(each.cell.experiment.options.partition == "natural" for each in done.values())
+    drawn = "initial values" if natural else "partition, initial values"
     commits, devices = ({getattr(each, key) for each in done.values()} for key in ("commit", "device"))
     lines = [
         f"# {study.title}",
@@ -118,7 +121,7 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
         f"{study.source}.",
         f"Made again by `{command}`, in {seconds:.0f} s of its cells together, on {', '.join(sorted(devices))}, at "
         f"commit {', '.join(sorted(commits))},",
-        f"with {seeds} seeds (0 to {seeds - 1}; each draws its own partition, initial values and minibatches).",
+        f"with {seeds} seeds (0 to {seeds - 1}; each draws its own {drawn} and minibatches).",
         "",
     ]
     if quick:
@@ -158,10 +161,11 @@ def _ran(done: Mapping[str, Done]) -> list[str]:
         own = {f.name: getattr(task, f.name) for f in fields(task)}
         shown = [f"{name} {value}" for name, value in own.items() if name == "data" or value != getattr(usual, name)]
         batch = task.batch_size if options.batch_size is None else options.batch_size
+        of_task = f" ({', '.join(shown)})" if shown else ""
+        cohort = options.cohort if options.cohort is not None else min(COHORT, options.clients)
         said = (
-            f"{experiment.task_name}{f' ({chr(44).join(shown)})' if shown else ''}, {options.clients} clients, "
-            f"{options.cohort or 'all or ten'} a round, {options.partition}, minibatches of {batch or 'everything'}, "
-            f"{options.rounds} rounds"
+            f"{experiment.task_name}{of_task}, {options.clients} clients, {cohort or 'all of them'} a round, "
+            f"{options.partition}, minibatches of {batch or 'everything'}, {options.rounds} rounds"
         )
         alike.setdefault(said, []).append(each.cell.name)
     return [f"- {said}: {'; '.join(names)}" for said, names in alike.items()]

@@ -105,10 +105,16 @@ class OwnMetrics:
         """The mean over clients, that by their weights, and the worst."""
         return {name: float(number) for name, number in _summary(measured, self.clients.weights).items()}
 
-    def metric(self, dtype: Any) -> Metric:
-        """The same summary as one metric of all clients' sequences, for programs that hold everybody's data: sweeps."""
+    @property
+    def largest(self) -> int:
+        """The most test examples that a client has."""
+        return int(np.max(self.test.size))
+
+    def metric(self, dtype: Any, capacity: int | None = None) -> Metric:
+        """The same summary as one metric of all clients' sequences, for programs that hold everybody's data: sweeps.
+        `capacity` is the most test examples of a client in any run that shares the program."""
         level = cast({TEST: self.test}, dtype)[TEST]
-        function = _Everybody(self.function, self.local, int(np.max(self.test.size)), np.dtype(dtype).name)
+        function = _Everybody(self.function, self.local, capacity or self.largest, np.dtype(dtype).name)
         return Metric(function, level=tuple(level), weights=self.clients.weights.astype(dtype))
 
     def table(self, measured: Mapping[str, np.ndarray]) -> Table:

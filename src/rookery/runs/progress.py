@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rookery.runs.table import COST
 
-METRICS = 3  # so many are shown beside a bar
+METRICS = 1  # so many are shown beside a bar: a line of 80 characters holds it
 
 
 class Bars:
@@ -51,6 +51,7 @@ class Bar:
     def __call__(self, round: int, row: dict[str, Any]) -> None:
         metrics = [f"{name} {value:.4g}" for name, value in row.items() if name not in COST][:METRICS]
         rate = [f"{round / row['seconds']:.4g} rounds/s"] if row["seconds"] else []
-        facts = "  ".join([f"{row['exchanges']} exchanges", *metrics, *rate])
+        exchanges = [] if self._unit == "exchanges" else [f"{row['exchanges']} exchanges"]
+        facts = "  ".join([*exchanges, *metrics, *rate])
         done = (row["bytes_up"] + row["bytes_down"]) / 1e6 if self._unit == "megabytes" else row[self._unit]
         self._progress.update(self._task, visible=True, completed=done, facts=facts)

@@ -194,16 +194,17 @@ def describe(runs: Sequence[Recorded], title: str | None = None) -> dict[str, An
 
 def _folded(seeds: Sequence[Recorded], metrics: list[str]) -> dict[str, Any]:
     """What runs that differ in their seed alone came to: of every metric and cost, the mean of the final values and
-    their standard deviation; null where a run has none."""
+    their standard deviation; null where a run has none. Runs that diverged are in no mean."""
+    whole = [run for run in seeds if not run.status.startswith("diverged")]
 
     def over(columns: list[list[float | None] | None]) -> dict[str, float] | None:
         values = [_last_of(column or []) for column in columns]
         known = [value for value in values if value is not None]
-        return None if len(known) < len(values) else {"mean": fmean(known), "spread": pstdev(known)}
+        return None if not known or len(known) < len(values) else {"mean": fmean(known), "spread": pstdev(known)}
 
     return {
-        "final": {metric: over([run.columns.get(metric) for run in seeds]) for metric in metrics},
-        "costs": {axis: over([run.cost(axis) for run in seeds]) for axis in AXES},
+        "final": {metric: over([run.columns.get(metric) for run in whole]) for metric in metrics},
+        "costs": {axis: over([run.cost(axis) for run in whole]) for axis in AXES},
         "ended": [f"{count} {status}" for status, count in Counter(run.status for run in seeds).items()],
     }
 

@@ -399,11 +399,15 @@ def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry, other
 def metric_names(method: Any, arguments: Mapping[str, Any], metrics: Metrics) -> list[str]:
     """The names of what is measured in a run with these arguments, before it begins."""
     precision = arguments.get("precision", "float32")
-    others = {name: value for name, value in arguments.items() if name not in ("engine", "precision")}
+    others = {name: value for name, value in arguments.items() if name not in ("engine", "precision", "client_metrics")}
     defaults = {"sampling": All(), "batch_size": None, "seed": 0, "x": None, "y": None, "start": None}
     with precision_context(precision):
         prepared = prepare(method=method, precision=precision, **(defaults | others))
-        return check_metrics(metrics, {}, prepared.carry)
+        columns: list[str] = []
+        if (function := arguments.get("client_metrics")) is not None:
+            problem, dtype = arguments["problem"], prepared.config.dtype
+            columns = OwnMetrics(function, arguments["clients"], prepared.carry, problem.local, dtype).columns
+        return check_metrics(metrics, {}, prepared.carry, tuple(columns))
 
 
 def _resume(prepared: PreparedRun, state: RunState | None) -> tuple[PreparedRun, Ledger, float]:

@@ -123,12 +123,13 @@ def sweep(
         seeds = [int(point.get("seed", seed)) for point in points]
         measured = {each: own_metrics(each) if own_metrics else metrics for each in dict.fromkeys(seeds)}
         if client_metrics is not None:
+            owned, dtype = {}, prepared[0].config.dtype
             for each in measured:
-                first = prepared[seeds.index(each)]
                 who = clients if isinstance(clients, Clients) else federations[each]
-                dtype = first.config.dtype
-                own = OwnMetrics(client_metrics, who, first.carry, problem.local, dtype)
-                measured[each] = together(measured[each], own.metric(dtype))
+                carry = prepared[seeds.index(each)].carry
+                owned[each] = OwnMetrics(client_metrics, who, carry, problem.local, dtype)
+            largest = max(own.largest for own in owned.values())  # lanes share a program
+            measured = {each: together(measured[each], own.metric(dtype, largest)) for each, own in owned.items()}
             if isinstance(clients, Clients) and own_metrics is None:  # one for all, so that lanes share its arrays
                 measured = dict.fromkeys(measured, measured[seeds[0]])
         check_metrics(measured[seeds[0]], stop, prepared[0].carry)

@@ -148,18 +148,25 @@ def from_torch(module: Any, shape: tuple[int, ...]) -> TorchNetwork:
         PyTorch has them, (channels, height, width).
     """
     torch = _need("torch", "'rookery[torch]'")
-    _torchax(torch)
+    torchax = _torchax(torch)
+    if not isinstance(shape, tuple) or not all(isinstance(n, int) and n > 0 for n in shape) or not shape:
+        raise InputError(f"shape: {shape!r} was given; that of one input is needed, such as (28, 28, 1)")
     make = None if isinstance(module, torch.nn.Module) else module
     if make is not None:
-        made = make() if callable(make) else make
+        with failing("module: the function without arguments that makes one"):
+            made = make() if callable(make) else make
         if not isinstance(made, torch.nn.Module):
             given = f"a function that gives {type(made).__name__}" if callable(make) else type(made).__name__
             raise InputError(f"module: {given} was given; a torch.nn.Module, or a function that makes one, is needed")
         module = made
     _check_torch(torch, module)
-    network = TorchNetwork(module, tuple(int(n) for n in shape), make)
+    network = TorchNetwork(module, shape, make)
     with failing(f"module: its forward of a batch with one input of shape {network.batch_shape}"):
-        jax.eval_shape(network, network.init(jax.random.key(0)), jax.ShapeDtypeStruct(network.shape, jnp.float32))
+        image = jax.ShapeDtypeStruct(network.shape, jnp.float32)
+        traced = str(jax.make_jaxpr(network)(network.init(jax.random.key(0)), image))
+    if any(word in traced for word in ("random_bits", "random_wrap", "threefry")):
+        torchax.default_env().manual_seed(0)  # its own state is no trace's
+        raise InputError("module: its forward draws at random, such as torch.nn.functional.dropout does; none may")
     return network
 
 
@@ -194,7 +201,10 @@ class TorchNetwork:
 
     def params(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters in a state_dict, layer by layer."""
+        if not isinstance(state_dict, Mapping):
+            raise InputError(f"state_dict: {type(state_dict).__name__} was given; tensors by name are needed")
         layers: dict[str, Any] = {}
+        shapes = {name: tuple(value.shape) for name, value in self.module.named_parameters()}
         for name in self._learnt():
             if name not in state_dict:
                 raise InputError(
@@ -202,6 +212,8 @@ class TorchNetwork:
                 )
             value = state_dict[name]
             array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+            if array.shape != shapes[name]:
+                raise InputError(f"state_dict: {name!r} has shape {array.shape}; the module's has {shapes[name]}")
             layer, _, entry = name.rpartition(".")
             layers.setdefault(layer or "module", {})[entry] = array
         return layers
@@ -212,8 +224,15 @@ class TorchNetwork:
 
         copied = copy.deepcopy(self.module)
         own = dict(copied.named_parameters())
+        if not isinstance(params, Mapping) or not all(isinstance(entries, Mapping) for entries in params.values()):
+            raise InputError(f"params: {type(params).__name__} was given; the network's layers by name are needed")
         with torch.no_grad():
             for name, array in self._named(params).items():
+                if name not in own or tuple(own[name].shape) != np.shape(array):
+                    known = f"of shape {tuple(own[name].shape)}" if name in own else "not there"
+                    raise InputError(
+                        f"params: {name!r} of shape {np.shape(array)} was given; in the module it is {known}"
+                    )
                 own[name].copy_(torch.from_numpy(np.array(array)))
         return copied.state_dict()
 
@@ -225,7 +244,12 @@ class TorchNetwork:
         cast = lambda value: value.astype(dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value
         values = {name: cast(jnp.asarray(value)) for name, value in states.items()}
         given = {name: jnp.asarray(value) for name, value in self._named(params).items()}
-        return function(values | given, (cast(image)[None],))[0]
+        result = function(values | given, (cast(image)[None],))
+        if not hasattr(result, "shape") or not result.shape:
+            raise InputError(
+                f"module: its forward gives {type(result).__name__}; a tensor with a row per input is needed"
+            )
+        return result[0]
 
     def _learnt(self) -> list[str]:
         return [name for name, value in self.module.named_parameters() if value.requires_grad]
@@ -239,10 +263,10 @@ class TorchNetwork:
         }
 
 
-def _torchax(torch: Any) -> None:
-    """Refuses a torchax that is not there, or does not fit the torch that is."""
+def _torchax(torch: Any) -> Any:
+    """torchax; one that is not there, or does not fit the torch that is, is refused."""
     try:
-        _need("torchax", "'rookery[torch]'")
+        return _need("torchax", "'rookery[torch]'")
     except AttributeError as error:
         raise InputError(
             f"module: the installed torchax does not work with torch {torch.__version__} ({error}); a newer one is "

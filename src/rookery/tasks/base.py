@@ -31,6 +31,11 @@ class Assembly:
     main_metric: str = "accuracy"  # what plots and tables show
     falling: bool = False  # whether the main metric is better when it is lower
 
+    def check_target(self, target: float | None) -> None:
+        """Refuses a target that cannot be."""
+        if target is not None and target > 1 and "accuracy" in self.main_metric:
+            raise InputError(f"target: {target:g} was given; {self.main_metric} is a part of 1, such as 0.9")
+
     def stop(self, target: float | None) -> dict[str, Any] | None:
         """When a run has reached a target: the main metric is at least that, or at most where it falls."""
         if target is None:

@@ -78,14 +78,16 @@ class Trust:
             self,
             form=(self.form in ("nested", "plain", "right"), "nested, plain or right"),
             wrong=(0 <= self.wrong <= 1, "a number from 0 to 1"),
+            checked=(0 < self.checked < 1, "a number strictly between 0 and 1"),
             ridge=(self.ridge > 0, "a positive number"),
         )
         dataset = find_dataset(self.data, tuning)
         network = find_network("mlp", dataset, (), ("mlp",))
         sites = dataset.partition(partition, clients=clients, seed=seed, validation=self.checked, own_test=True)
         records = [sites.client(i) for i in range(sites.population)]
+        at = self._wrong_site(sites)
         lower = [
-            _numbered(corrupt(record.lower, self.wrong * (i == self._wrong_site(sites)), dataset.classes, (seed, 3, i)))
+            _numbered(corrupt(record.lower, self.wrong * (i == at), dataset.classes, (seed, 3, i)))
             for i, record in enumerate(records)
         ]
         tests = [sites.own_test(i) for i in range(sites.population)]
