@@ -18,6 +18,10 @@ class StorageError(InputError):
     result: Any = None
 
 
+class MessageError(InputError):
+    """Bytes that are no message of this run: cut, changed, of another version, or not of the shape they must have."""
+
+
 class DivergenceWarning(UserWarning):
     """A run met a non-finite state and stopped; the result keeps the last good one."""
 

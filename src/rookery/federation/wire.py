@@ -1,4 +1,9 @@
-"""Messages as bytes: a json header and safetensors, no pickle. Imports replies, vectors and errors.
+"""Messages as bytes: a seal, a json header and safetensors, no pickle. Imports replies, vectors and errors.
+
+A message is MAGIC, the version, a digest of all that follows, the length of the header, the header, and arrays. Only
+arrays and plain values are ever decoded; whatever is wrong with a message is a `MessageError`. The digest tells damage,
+not malice: who may talk to whom is the transport's matter. A hostile message can be refused, and can lie about numbers;
+it cannot run code, take more memory than it is long, or have another shape than the receiver asks for.
 
 Both ends know the run's configuration, so they know the structure of every sequence; a node of the user's own (a named
 tuple, a Flax or Equinox module), wherever it stands in one, travels as the number of its kind.
@@ -6,19 +11,26 @@ tuple, a Flax or Equinox module), wherever it stands in one, travels as the numb
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from safetensors import numpy as safetensors
 
-from rookery.errors import InputError
+from rookery.errors import InputError, MessageError
 from rookery.federation.scaled import Scaled
 from rookery.vectors import Sequences, Vector
 
-_LENGTH = 8
+MAGIC, VERSION = b"rookery", 1
+_DIGEST, _LENGTH = 16, 4
+_START = len(MAGIC) + 1 + _DIGEST + _LENGTH
+HEADER = 2**24  # bytes of a header at most
+LARGEST = 2**34  # bytes of a message at most
+DEPTH = 100  # levels of a tree at most
+_KINDS = "fiub"  # of arrays: floats, integers, flags
 
 Names = Callable[[Vector], tuple[int, bool]]  # the number of a vector, and whether the receiver has it
 
@@ -28,10 +40,12 @@ class Wire:
 
     Args:
       templates: trees in which every kind of node occurs that messages may have besides dicts, lists and tuples.
+      largest: bytes of a message at most.
     """
 
-    def __init__(self, *templates: Any):
+    def __init__(self, *templates: Any, largest: int = LARGEST):
         self._kinds: list[Any] = []
+        self.largest = largest
         for tree in templates:
             self._learn(tree)
 
@@ -49,22 +63,61 @@ class Wire:
         """A tree and a small header as bytes; with `names`, vectors that the receiver has go by their numbers."""
         arrays: dict[str, np.ndarray] = {}
         described = json.dumps({"header": header or {}, "tree": self._describe(tree, arrays, names)}).encode()
-        return len(described).to_bytes(_LENGTH, "little") + described + safetensors.save(arrays)
+        return seal(described, safetensors.save(arrays))
 
     def header(self, data: bytes) -> dict[str, Any]:
         """The header alone."""
         return self._described(data)[0]["header"]
 
-    def decode(self, data: bytes, kept: dict[int, Vector] | None = None) -> tuple[Any, dict[str, Any]]:
-        """The tree and the header that were encoded; `kept` are the vectors that this end has, by number, and new
-        ones are added to it."""
+    def decode(
+        self, data: bytes, kept: dict[int, Vector] | None = None, like: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """The tree and the header that were encoded; refuses what is no message.
+
+        Args:
+          kept: the vectors that this end has, by number; new ones are added to it.
+          like: a tree of arrays, or of their shapes, that the message must be like; None: of any shape.
+        """
         described, end = self._described(data)
-        arrays = safetensors.load(data[end:])
-        return self._build(described["tree"], arrays, {} if kept is None else kept), described["header"]
+        new: dict[int, Vector] = dict(kept or {})
+        try:
+            arrays = safetensors.load(data[end:])
+            if wrong := [array.dtype for array in arrays.values() if array.dtype.kind not in _KINDS]:
+                raise MessageError(f"message: it has an array of {wrong[0]}; numbers and flags are sent")
+            tree = self._build(described["tree"], arrays, new, DEPTH)
+        except MessageError:
+            raise
+        except Exception as error:  # whatever bytes may do to a reader
+            raise MessageError(f"message: it cannot be read ({type(error).__name__})") from None
+        if like is not None:
+            _check_like(tree, like)
+        if kept is not None:
+            kept.update(new)
+        return tree, described["header"]
 
     def _described(self, data: bytes) -> tuple[dict[str, Any], int]:
-        end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-        return json.loads(data[_LENGTH:end]), end
+        """The description of a message, and where its arrays begin."""
+        if len(data) > self.largest:
+            raise MessageError(f"message: it is {len(data)} bytes long; at most {self.largest} are taken")
+        if len(data) < _START or data[: len(MAGIC)] != MAGIC:
+            raise MessageError("message: it does not begin as one of Rookery's")
+        if data[len(MAGIC)] != VERSION:
+            raise MessageError(f"message: it is of version {data[len(MAGIC)]}; this one speaks {VERSION}")
+        begin = len(MAGIC) + 1
+        if _digest(data[begin + _DIGEST :]) != data[begin : begin + _DIGEST]:
+            raise MessageError("message: it was cut or changed on its way")
+        size = int.from_bytes(data[_START - _LENGTH : _START], "little")
+        if size > min(HEADER, len(data) - _START):
+            raise MessageError(f"message: it says that its header is {size} bytes long, which it cannot be")
+        try:
+            described = json.loads(data[_START : _START + size])
+        except (ValueError, RecursionError):
+            raise MessageError("message: its header cannot be read") from None
+        if not isinstance(described, dict) or set(described) != {"header", "tree"}:
+            raise MessageError("message: its header is none")
+        if not isinstance(described["header"], dict):
+            raise MessageError("message: its header is none")
+        return described, _START + size
 
     def _describe(self, node: Any, arrays: dict[str, np.ndarray], names: Names | None) -> Any:
         inside = lambda child: self._describe(child, arrays, names)
@@ -94,8 +147,10 @@ class Wire:
             )
         return {"kind": [self._kinds.index(kind), [inside(child) for child in children]]}
 
-    def _build(self, node: Any, arrays: dict[str, np.ndarray], kept: dict[int, Vector]) -> Any:
-        inside = lambda child: self._build(child, arrays, kept)
+    def _build(self, node: Any, arrays: Mapping[str, np.ndarray], kept: dict[int, Vector], depth: int) -> Any:
+        if depth == 0:
+            raise MessageError(f"message: it is more than {DEPTH} levels deep")
+        inside = lambda child: self._build(child, arrays, kept, depth - 1)
         if node is None:
             return None
         if isinstance(node, str):
@@ -110,6 +165,8 @@ class Wire:
             return Scaled(inside(value), inside(by))
         if kind == "keep":
             number, tree = content
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise MessageError("message: a vector in it has no number")
             return kept.setdefault(number, Vector(inside(tree)))
         if kind == "kept":
             return kept[content]
@@ -119,8 +176,35 @@ class Wire:
             return [inside(child) for child in content]
         if kind == "tuple":
             return tuple(inside(child) for child in content)
+        if kind != "kind":
+            raise MessageError(f"message: it has a {kind[:20]!r}, which is nothing that is sent")
         number, children = content
+        if not isinstance(number, int) or not 0 <= number < len(self._kinds):
+            raise MessageError("message: it has a node of a kind that this run does not know")
         return jax.tree.unflatten(self._kinds[number], [inside(child) for child in children])
+
+
+def seal(described: bytes, arrays: bytes) -> bytes:
+    """A message of a description and arrays."""
+    content = len(described).to_bytes(_LENGTH, "little") + described + arrays
+    return MAGIC + bytes([VERSION]) + _digest(content) + content
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST).digest()
+
+
+def _check_like(tree: Any, like: Any) -> None:
+    """Refuses a tree that is not of the structure, shapes and types that it must have."""
+    if jax.tree.structure(tree) != jax.tree.structure(like):
+        raise MessageError("message: it is not built as what was asked for")
+    for found, wanted in zip(jax.tree.leaves(tree), jax.tree.leaves(like)):
+        given, needed = (np.shape(found), np.dtype(found.dtype)), (np.shape(wanted), np.dtype(wanted.dtype))
+        if given != needed:
+            raise MessageError(
+                f"message: it has an array of shape {given[0]} and type {given[1]}; {needed[0]} and {needed[1]} are "
+                "needed"
+            )
 
 
 def _one_level(node: Any) -> tuple[Any, list[Any]]:
