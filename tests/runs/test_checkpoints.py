@@ -18,7 +18,7 @@ import optax
 import pytest
 
 import rookery as rk
-from rookery.engines.eager import RemoteClient
+from rookery.engines.worker import Worker
 from rookery.runs import checkpoint, fingerprint
 from rookery.runs import run as runs
 from rookery.runs.checkpoint import read_interval
@@ -400,7 +400,7 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path, undisturbed):
 
 @pytest.mark.parametrize("exchange", [1, 7, 12])
 def test_ctrl_c_inside_a_round_of_the_eager_engine_leaves_no_half_round(exchange, tmp_path, undisturbed, monkeypatch):
-    real, calls = RemoteClient.receive, 0
+    real, calls = Worker.receive, 0
 
     def interrupted(self, *arguments):
         nonlocal calls
@@ -409,7 +409,7 @@ def test_ctrl_c_inside_a_round_of_the_eager_engine_leaves_no_half_round(exchange
             raise KeyboardInterrupt
         return real(self, *arguments)
 
-    monkeypatch.setattr(RemoteClient, "receive", interrupted)
+    monkeypatch.setattr(Worker, "receive", interrupted)
     with pytest.raises(rk.Interrupted):
         survivor.run("eager", rk.Checkpoints(tmp_path / "run", every=3))
     monkeypatch.undo()

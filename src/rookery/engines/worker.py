@@ -1,0 +1,196 @@
+"""A client elsewhere: its data, its record, its copy of method and problem; bytes in, bytes out. Imports contracts.
+
+**Rounds are transactions.** A worker keeps its record as it was after the rounds that it took part in, a version each.
+A message says on how many completed rounds it builds (`base`), and which attempt of the next one it belongs to. What
+the attempt has changed so far is tentative: it counts for later exchanges of the same attempt, and for good once a
+message builds on that round. Whatever else is newer than the base belongs to an attempt that was given up, here or by a
+server that was killed, and is dropped. So a round has happened for everybody or for nobody, without a message of its
+own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rookery.data.batches import Shard
+from rookery.data.federated import Level
+from rookery.errors import InputError, MessageError
+from rookery.federation import counts
+from rookery.federation.client import Call, ProgramConfig, Record, answer
+from rookery.federation.evaluation import ClientMetrics, compiled_evaluation
+from rookery.federation.ledger import ORACLES
+from rookery.federation.wire import Wire
+from rookery.vectors import Sequences, Vector
+
+PHASE, MEASURE = "phase", "measure"  # what a worker can be asked
+
+
+class Attempt(NamedTuple):
+    """One try at a round: its place (what comes before the first round has 0, round t has t + 1), which try it is, and
+    of which server process."""
+
+    base: int
+    number: int
+    session: str
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any]) -> Attempt:
+        """The one that a message belongs to."""
+        given = header.get("attempt")
+        if not isinstance(given, list) or [type(part) for part in given] != [int, int, str]:
+            raise MessageError("message: it does not say which attempt at a round it belongs to")
+        return cls(*given)
+
+
+class Version(NamedTuple):
+    """A client's record after a round that it took part in, by the attempt that made it so."""
+
+    attempt: Attempt
+    record: Record
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def compiled_answer(config, phase, update, program, shard, call, record, message):
+    """What a client answers in a phase, compiled once for all clients."""
+    return answer(config, program, phase, update, shard, call, record, message)[0]
+
+
+def own_shard(levels: Mapping[str, Level], index: int) -> Shard:
+    """One client's rows, repeated up to the size of the largest client so that clients share a compiled phase."""
+
+    def own(level: Level) -> Level:
+        start, size = int(level.offset[index]), int(level.size[index])
+        rows = start + np.arange(int(np.max(level.size))) % size
+        return Level(jax.tree.map(lambda leaf: np.asarray(leaf)[rows], level.rows), np.int32(0), np.int32(size))
+
+    return Shard({name: own(level) for name, level in levels.items()})
+
+
+class Worker:
+    """One client: its own examples, its own record, its own copy of the method.
+
+    Args:
+      shard: its examples, as `own_shard` gives them.
+      record: what it begins with.
+      jit: compile each phase; False runs it operation by operation, so that a debugger can stop in it.
+    """
+
+    def __init__(
+        self,
+        config: ProgramConfig,
+        program: Any,
+        shard: Shard,
+        index: int,
+        wire: Wire,
+        record: Record,
+        jit: bool = True,
+    ):
+        self.index = index
+        self._config = config
+        self._program = program
+        self._shard = shard
+        self._wire = wire
+        self._jit = jit
+        self._versions = [Version(Attempt(-1, 0, ""), record)]  # oldest first; the last may be tentative
+        self._kept: dict[int, Vector] = {}  # the vectors of the attempt that it has been sent
+        self._attempt: Attempt | None = None  # the one that they are of
+        self._last: tuple[Attempt, int, bytes] | None = None  # the exchange that it answered last, and what
+        self.test: tuple[ClientMetrics, Shard, int] | None = None  # what it measures, on what, and the largest client
+
+    def receive(self, message: bytes) -> bytes:
+        """Does what a message asks for, and gives the reply. What is no message is refused, and changes nothing."""
+        header = self._wire.header(message)
+        attempt = Attempt.of(header)
+        asked = header.get("asked")
+        if asked not in (PHASE, MEASURE):
+            raise MessageError(f"message: it asks for {asked!r}; a phase or a measurement can be asked for")
+        back = header.get("back", attempt.base)
+        if not isinstance(back, int):
+            raise MessageError("message: it does not say which rounds the server may go back to")
+        self._settle(attempt, _undone(header), back)
+        if asked == MEASURE:
+            return self._measure(message)
+        exchange = header.get("exchange")
+        if not isinstance(exchange, int):
+            raise MessageError("message: it does not say which exchange of its round it is")
+        if self._last is None or self._last[:2] != (attempt, exchange):
+            self._last = (attempt, exchange, self._run(message, header, attempt))
+        return self._last[2]  # of who is asked the same again, since an answer was lost, what it said
+
+    def record_at(self, base: int, undone: Mapping[int, int]) -> Record:
+        """Its record after a number of completed rounds."""
+        return [each for each in self._versions if _counts(each.attempt, base, undone)][-1].record
+
+    def _settle(self, attempt: Attempt, undone: Mapping[int, int], back: int) -> None:
+        """Takes for good what the base has, keeps what this attempt did so far, and drops the rest."""
+        settled = [each for each in self._versions if _counts(each.attempt, attempt.base, undone)]
+        if not settled:
+            raise InputError(
+                f"client {self.index}: it has no record of before round {attempt.base - 1}; its state is lost"
+            )
+        if attempt != self._attempt:
+            self._attempt, self._kept = attempt, {}
+        begun = [each for each in self._versions if each.attempt == attempt]
+        # What is older than anything that the server may go back to is not needed any more, but for the newest of it.
+        older = sum(each.attempt.base < back for each in settled)
+        self._versions = settled[max(0, older - 1) :] + begun
+
+    def _run(self, message: bytes, header: Mapping[str, Any], attempt: Attempt) -> bytes:
+        (facts, *arguments), _ = self._wire.decode(message, self._kept)
+        call = Call(
+            np.int32(self.index),
+            facts["weight"],
+            facts["probability"],
+            facts["times"],
+            facts["round"],
+            facts["first"],
+            jax.random.wrap_key_data(facts["round_key"]),
+            jax.random.wrap_key_data(facts["exchange_key"]),
+        )
+        with contextlib.nullcontext() if self._jit else jax.disable_jit():
+            result = compiled_answer(
+                self._config,
+                header["phase"],
+                header["update"],
+                self._program,
+                self._shard,
+                call,
+                self._versions[-1].record,
+                arguments,
+            )
+        oracles = dict(zip(ORACLES, counts.whole(result.oracles)))
+        reply = self._wire.encode(result.reply, {"oracles": oracles})
+        committed = [each for each in self._versions if each.attempt != attempt]
+        self._versions = [*committed, Version(attempt, jax.device_get(result.record))]
+        return reply
+
+    def _measure(self, message: bytes) -> bytes:
+        if self.test is None:
+            raise MessageError("message: it asks for a measurement, and this client was given none to take")
+        function, shard, largest = self.test
+        z, _ = self._wire.decode(message)
+        if not isinstance(z, Sequences):
+            raise MessageError("message: it asks for a measurement, and has no sequences to take it at")
+        return self._wire.encode(
+            compiled_evaluation(self._config, function, largest, shard, z, self._versions[-1].record)
+        )
+
+
+def _undone(header: Mapping[str, Any]) -> dict[int, int]:
+    """Of the rounds that were tried more than once, which attempt counts: by the rounds before it."""
+    given = header.get("undone", {})
+    try:
+        return {int(base): int(number) for base, number in given.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise MessageError("message: it does not say which attempts were given up") from None
+
+
+def _counts(attempt: Attempt, base: int, undone: Mapping[int, int]) -> bool:
+    """Whether what an attempt did is part of what a server with so many completed rounds has."""
+    return attempt.base < base and attempt.number == undone.get(attempt.base, 0)

@@ -1,0 +1,261 @@
+"""Clients that fail: rounds happen for everybody or for nobody, and what comes of a run is what its policy promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery.engines.eager import EagerSession
+from rookery.engines.messaging import ClientsFailed, OnFailure
+from rookery.engines.transport import Outcome, Request, Transport
+from rookery.engines.worker import Attempt
+from rookery.errors import MessageError
+
+RNG = np.random.default_rng(0)
+DATA = [{"a": RNG.normal(size=(n, 2)), "b": RNG.normal(size=n)} for n in (3, 5, 4, 2)]
+WEIGHTS = np.array([0.4, 0.3, 0.2, 0.1])
+CLIENTS = rk.federate(DATA, WEIGHTS)
+BILEVEL = rk.Bilevel(
+    upper=lambda x, y, e: 0.5 * (e["a"] @ y - e["b"]) ** 2 + 0.1 * x @ x,
+    lower=lambda x, y, e: 0.5 * (e["a"] @ (y - x) - e["b"]) ** 2 + 0.5 * y @ y,
+)
+SINGLE = rk.Single(lambda x, e: 0.5 * (e["a"] @ x - e["b"]) ** 2)
+METHODS = {
+    "simfbo": (BILEVEL, rk.SimFBO(lr=rk.Rates(0.1), local_steps=2)),
+    "control variates": (BILEVEL, rk.SimFBO(lr=rk.Rates(0.05), local_steps=2, drift=rk.ControlVariates())),
+    "fednest": (BILEVEL, rk.FedNest(lr=rk.Rates(0.1), neumann_step=0.1, lower_steps=2)),
+    "scaffold": (SINGLE, rk.Scaffold(lr=0.1, local_steps=3)),
+}
+
+
+@dataclass
+class Faulty:
+    """A transport on which something happens to some requests: by their number, what."""
+
+    inside: Transport
+    faults: dict[int, str] = field(default_factory=dict)
+    asked: int = 0
+
+    def ask(self, requests: Sequence[Request], deadline: float | None) -> Outcome:
+        replies: dict[int, bytes] = {}
+        failures: dict[int, str] = {}
+        for request in requests:
+            fault = self.faults.get(self.asked, "")
+            self.asked += 1
+            if fault == "request lost":
+                failures[request.client] = "no answer"
+                continue
+            one = self.inside.ask([request], deadline)
+            if fault == "reply lost":
+                failures[request.client] = "no answer"
+                continue
+            if fault == "asked twice":
+                one = self.inside.ask([request], deadline)
+            replies |= {client: change(body, fault) for client, body in one.replies.items()}
+            failures |= one.failures
+        return Outcome(replies, failures)
+
+    def close(self) -> None: ...
+
+
+def change(body: bytes, fault: str) -> bytes:
+    match fault:
+        case "cut":
+            return body[: len(body) // 2]
+        case "changed":
+            return body[:-1] + bytes([body[-1] ^ 1])
+        case "nothing":
+            return b""
+    return body
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The reference engine with a policy, on a transport with faults."""
+
+    on_failure: OnFailure
+    faults: dict[int, str]
+    opened: list[Any] = field(default_factory=list)
+
+    def open(self, prepared, ledger):
+        session = EagerSession(prepared, ledger, True, self.on_failure)
+        session.transport = Faulty(session.transport, self.faults)
+        self.opened.append(session)
+        return session
+
+
+def solved(name, engine="eager", rounds=4, **options):
+    problem, method = METHODS[name]
+    start = {"x": np.zeros(2)} | ({"y": np.zeros(2)} if problem is BILEVEL else {})
+    return rk.run(problem, method, CLIENTS, rounds=rounds, engine=engine, precision="float64", **start, **options)
+
+
+def same(one, other):
+    for a, b in zip(*(jax.tree.leaves(result.sequences) for result in (one, other))):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(one.state.leaves, other.state.leaves):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("fault", ["request lost", "reply lost", "asked twice", "cut", "changed", "nothing"])
+@pytest.mark.parametrize("name", METHODS)
+def test_who_waits_ends_with_the_numbers_it_would_have_had(name, fault):
+    """Also where an answer was lost on its way, and the client had done its work already."""
+    engine = Engine(OnFailure("wait", tries=3), dict.fromkeys((0, 3, 7, 8, 21), fault))
+    found = solved(name, engine)
+    same(found, solved(name))
+    assert bool(engine.opened[0].missing) is False, "who answered in the end was not missing"
+
+
+def test_who_never_answers_ends_a_run_that_waits():
+    engine = Engine(OnFailure("wait", tries=3), dict.fromkeys(range(5, 500), "request lost"))
+    with pytest.raises(ClientsFailed, match="client 1 did not answer: no answer"):
+        solved("simfbo", engine)
+
+
+def test_a_run_that_aborts_says_who_did_not_answer_and_why():
+    with pytest.raises(ClientsFailed, match="client 2 did not answer: message: it was cut or changed on its way"):
+        solved("simfbo", Engine(OnFailure("abort"), {6: "cut"}))
+
+
+def test_a_mean_over_those_who_answered_stays_a_mean():
+    """FedAvg, one step, client 2 lost in the first round: the step is along the others' mean, weights scaled to sum 1."""
+    engine = Engine(OnFailure("drop"), {2: "request lost"})
+    result = rk.run(SINGLE, rk.FedAvg(lr=0.1), CLIENTS, x=np.ones(2), rounds=1, engine=engine, precision="float64")
+    gradient = lambda own: own["a"].T @ (own["a"] @ np.ones(2) - own["b"]) / len(own["b"])
+    left = [0, 1, 3]
+    step = sum(WEIGHTS[i] * gradient(DATA[i]) for i in left) / WEIGHTS[left].sum()
+    np.testing.assert_allclose(result.x, np.ones(2) - 0.1 * step, rtol=1e-12)
+    (missing,) = engine.opened[0].missing
+    assert (missing.round, missing.client, missing.why) == (0, 2, "no answer")
+
+
+def test_who_fails_between_two_exchanges_is_out_of_the_round_and_in_the_next():
+    """FedNest's rounds have many exchanges: the second one loses client 0, which is asked again in the next round."""
+    engine = Engine(OnFailure("drop"), {4: "request lost"})
+    asked: list[int] = []
+
+    class Watching(Faulty):
+        def ask(self, requests, deadline):
+            asked.extend(request.client for request in requests)
+            return super().ask(requests, deadline)
+
+    class Watched(Engine):
+        def open(self, prepared, ledger):
+            session = EagerSession(prepared, ledger, True, self.on_failure)
+            session.transport = Watching(session.transport, self.faults)
+            self.opened.append(session)
+            return session
+
+    watched = Watched(engine.on_failure, engine.faults)
+    result = solved("fednest", watched, rounds=2)
+    assert np.isfinite(result.x).all()
+    per_round = solved("fednest", rounds=1).ledger.exchanges
+    assert asked.count(0) == 2 + per_round, "it is asked twice in the first round, and always in the second"
+    assert all(asked.count(client) == 2 * per_round for client in (1, 2, 3))
+
+
+def test_below_the_minimum_a_round_is_undone_everywhere_and_tried_again():
+    """Three of four are lost in an exchange of the second round: nobody keeps anything of it."""
+    faults = dict.fromkeys((5, 6, 7), "request lost")
+    for name in ("control variates", "scaffold"):
+        engine = Engine(OnFailure("drop", minimum=2), faults)
+        found = solved(name, engine)
+        whole = solved(name)
+        assert np.array_equal(found.x, whole.x), "what an undone round did was kept"
+        assert found.ledger.exchanges == whole.ledger.exchanges
+        assert engine.opened[0].undone
+
+
+def test_a_round_that_never_has_enough_ends_the_run():
+    engine = Engine(OnFailure("drop", minimum=2, tries=3), dict.fromkeys(range(4, 500), "request lost"))
+    with pytest.raises(ClientsFailed):
+        solved("simfbo", engine)
+
+
+def test_bytes_that_really_travelled_are_counted():
+    engine = Engine(OnFailure(), {})
+    result = solved("simfbo", engine)
+    session = engine.opened[0]
+    assert session.bytes_sent > result.ledger.bytes_down and session.bytes_received > result.ledger.bytes_up
+
+
+# What a worker is asked.
+
+
+@pytest.fixture
+def session():
+    engine = Engine(OnFailure(), {})
+    solved("control variates", engine, rounds=2)
+    return engine.opened[0]
+
+
+def test_a_worker_drops_what_was_given_up(session):
+    """An attempt that was never built upon: a server that was killed in the middle of a round, and came back."""
+    worker = session.workers[0]
+    before = worker.record_at(3, {})
+    body = session.wire.encode(session.state.z, session.header("measure", Attempt(3, 0, "another server")))
+    with pytest.raises(MessageError, match="was given none to take"):
+        worker.receive(body)
+    jax.tree.map(np.testing.assert_array_equal, worker.record_at(3, {}), before)
+    assert [version.attempt.base for version in worker._versions][-1] < 3
+
+
+def test_a_worker_that_lost_what_the_server_builds_on_says_so(session):
+    worker = session.workers[0]
+    worker._versions = worker._versions[-1:]
+    with pytest.raises(rk.InputError, match="client 0: it has no record of before round 0"):
+        worker.receive(session.wire.encode(session.state.z, session.header("measure", Attempt(1, 0, "s"))))
+
+
+@pytest.mark.parametrize(
+    ("header", "sentence"),
+    [
+        ({}, "which attempt at a round"),
+        ({"attempt": [1, 2]}, "which attempt at a round"),
+        ({"attempt": ["1", 2, "s"]}, "which attempt at a round"),
+        ({"attempt": [9, 0, "s"], "asked": "everything"}, "it asks for 'everything'; a phase or a measurement"),
+        ({"attempt": [9, 0, "s"], "asked": "phase", "undone": [1]}, "which attempts were given up"),
+        ({"attempt": [9, 0, "s"], "asked": "phase", "back": "x"}, "which rounds the server may go back to"),
+        ({"attempt": [9, 0, "s"], "asked": "phase"}, "which exchange of its round"),
+    ],
+)
+def test_what_is_not_asked_as_it_must_be_is_refused(session, header, sentence):
+    before = list(session.workers[1]._versions)
+    with pytest.raises(MessageError, match=sentence):
+        session.workers[1].receive(session.wire.encode(session.state.z, header))
+    assert session.workers[1]._versions[-1] is before[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"policy": "hope"}, "policy: 'hope' was given; allowed are wait, drop, abort"),
+        ({"deadline": 0.0}, "deadline: 0.0 was given; a positive number of seconds"),
+        ({"minimum": 0}, "minimum: 0 was given; a whole number from 1"),
+        ({"tries": 1.5}, "tries: 1.5 was given"),
+    ],
+)
+def test_policies_that_are_none_are_refused(given, sentence):
+    with pytest.raises(rk.InputError, match=sentence):
+        OnFailure(**given)
+
+
+def test_who_was_in_an_undone_attempt_alone_keeps_nothing_of_it():
+    """Client 0 answers where the round is undone for want of others, and is lost in the attempt that counts."""
+    faults = dict.fromkeys((5, 6, 7, 8), "request lost")
+    engine = Engine(OnFailure("drop", minimum=2), faults)
+    found = solved("scaffold", engine, rounds=2)
+    before = solved("scaffold", rounds=1)
+    session = engine.opened[0]
+    once = Engine(OnFailure(), {})
+    solved("scaffold", once, rounds=1)
+    assert session.undone == {2: 1} and np.abs(found.x - before.x).max() > 0
+    kept = session.workers[0].record_at(3, session.undone)
+    jax.tree.map(np.testing.assert_array_equal, kept, once.opened[0].workers[0].record_at(2, {}))
