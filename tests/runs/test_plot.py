@@ -47,6 +47,11 @@ def test_no_curve_hides_another_and_the_legend_is_outside(drawn, tmp_path):
     assert not any(axes.get_legend() for axes in drawn[0].axes) and len(drawn[0].legends) == 1
 
 
+def test_clients_are_drawn_by_their_names(drawn, tmp_path):
+    plot.plot_counts(np.ones((2, 3), int), ["a", "b", "c"], tmp_path / "it.png", names=("north", "south"))
+    assert [label.get_text() for label in drawn[0].axes[0].get_xticklabels()] == ["north", "south"]
+
+
 def test_curves_have_the_colours_of_the_report():
     page = resources.files("rookery.runs").joinpath("report.html").read_text(encoding="utf-8")
     assert tuple(re.findall(r"--c\d: light-dark\((#\w+),", page)) == plot.COLOURS

@@ -351,7 +351,7 @@ def data(arguments: list[str], console: Console) -> int:
         path = options.out or Path(f"{stem}.png")
         title = f"{name}, {options.partition}, {len(parts)} clients"
         try:
-            plot_counts(counts, dataset.class_names, path, title)
+            plot_counts(counts, dataset.class_names, path, title, names)
         except OSError as error:
             raise InputError(f"out: {str(path)!r} cannot be written: {error.strerror}") from error
         except ValueError:

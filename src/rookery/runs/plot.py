@@ -128,13 +128,21 @@ def _legend_below(figure: Any, lines: Sequence[Any], names: Sequence[str]) -> No
         legend.remove()
 
 
-def plot_counts(counts: np.ndarray, classes: Sequence[str], path: str | Path, title: str = "") -> Path:
-    """Draws how many examples of each class (upwards) each client (to the right) has, by shade, into a png."""
+NAMED = 30  # clients whose names fit under a picture
+
+
+def plot_counts(
+    counts: np.ndarray, classes: Sequence[str], path: str | Path, title: str = "", names: Sequence[str] = ()
+) -> Path:
+    """Draws how many examples of each class (upwards) each client (to the right) has, by shade, into a png; clients by
+    their names, where they have some and are few."""
     clients = len(counts)
     figure = _figure(min(14.0, max(5.0, 2.5 + 0.09 * clients)), min(12.0, max(2.6, 1.4 + 0.22 * len(classes))))
     axes = figure.subplots()
     image = axes.imshow(counts.T, aspect="auto", origin="lower", cmap="viridis", interpolation="nearest")
     axes.set_xlabel("client")
+    if 0 < len(names) <= NAMED:
+        axes.set_xticks(range(len(names)), names, rotation=30 if len(names) > 6 else 0)
     axes.set_yticks(range(len(classes)), classes)
     axes.set_ylabel("class")
     figure.colorbar(image, ax=axes, label="examples")
