@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,8 @@ import rookery as rk
 from rookery.engines.eager import EagerSession
 from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.engines.transport import Outcome, Request, Transport
-from rookery.engines.worker import Attempt
+from rookery.engines.versions import Attempt, Versions
+from rookery.engines.worker import Worker, own_shard
 from rookery.errors import MessageError
 
 RNG = np.random.default_rng(0)
@@ -204,13 +206,13 @@ def test_a_worker_drops_what_was_given_up(session):
     with pytest.raises(MessageError, match="was given none to take"):
         worker.receive(body)
     jax.tree.map(np.testing.assert_array_equal, worker.record_at(3, {}), before)
-    assert [version.attempt.base for version in worker._versions][-1] < 3
+    assert [version.attempt.base for version in worker.versions.all][-1] < 3
 
 
 def test_a_worker_that_lost_what_the_server_builds_on_says_so(session):
     worker = session.workers[0]
-    worker._versions = worker._versions[-1:]
-    with pytest.raises(rk.InputError, match="client 0: it has no record of before round 0"):
+    worker.versions.all = worker.versions.all[-1:]
+    with pytest.raises(MessageError, match="client 0: its record of the last round that it was part of is lost"):
         worker.receive(session.wire.encode(session.state.z, session.header("measure", Attempt(1, 0, "s"))))
 
 
@@ -227,10 +229,10 @@ def test_a_worker_that_lost_what_the_server_builds_on_says_so(session):
     ],
 )
 def test_what_is_not_asked_as_it_must_be_is_refused(session, header, sentence):
-    before = list(session.workers[1]._versions)
+    before = list(session.workers[1].versions.all)
     with pytest.raises(MessageError, match=sentence):
         session.workers[1].receive(session.wire.encode(session.state.z, header))
-    assert session.workers[1]._versions[-1] is before[-1]
+    assert session.workers[1].versions.all[-1] is before[-1]
 
 
 @pytest.mark.parametrize(
@@ -259,3 +261,100 @@ def test_who_was_in_an_undone_attempt_alone_keeps_nothing_of_it():
     assert session.undone == {2: 1} and np.abs(found.x - before.x).max() > 0
     kept = session.workers[0].record_at(3, session.undone)
     jax.tree.map(np.testing.assert_array_equal, kept, once.opened[0].workers[0].record_at(2, {}))
+
+
+# Workers with a disk.
+
+
+@dataclass(frozen=True)
+class OnDisk(Engine):
+    """Workers keep their records in folders, and one is killed before some requests, and comes back."""
+
+    folder: Any = None
+    deaths: dict[int, int] = field(default_factory=dict)  # request -> the client that is killed before it
+
+    def open(self, prepared, ledger):
+        session = EagerSession(prepared, ledger, True, self.on_failure)
+
+        def born(i):
+            record = jax.tree.map(lambda leaf: leaf[i], prepared.carry.records)
+            shard = own_shard(prepared.inputs.levels, i)
+            folder = self.folder / str(i)
+            return Worker(prepared.config, prepared.inputs.method, shard, i, session.wire, record, folder=folder)
+
+        session.workers[:] = [born(i) for i in range(prepared.config.population)]
+        engine = self
+
+        class Deadly(Faulty):
+            def ask(self, requests, deadline):
+                if self.asked in engine.deaths:
+                    client = engine.deaths[self.asked]
+                    session.workers[client] = born(client)
+                return super().ask(requests, deadline)
+
+        session.transport = Deadly(session.transport, self.faults)
+        self.opened.append(session)
+        return session
+
+
+@pytest.mark.parametrize("name", ["control variates", "scaffold"])
+def test_a_worker_that_was_killed_between_rounds_comes_back_with_its_record(name, tmp_path):
+    engine = OnDisk(OnFailure("wait"), {}, folder=tmp_path, deaths={4: 0, 8: 2, 12: 3})
+    same(solved(name, engine), solved(name))
+    for i in range(4):
+        kept = sorted(path.name for path in (tmp_path / str(i)).iterdir())
+        assert len(kept) <= 2, kept  # what the last round builds on, and what it did
+
+
+def test_a_whole_run_is_taken_up_by_workers_that_were_all_killed(tmp_path):
+    """The server stops after two rounds; both sides start again, the clients from their disks."""
+    first = OnDisk(OnFailure(), {}, folder=tmp_path)
+    half = solved("scaffold", first, rounds=2)
+    again = OnDisk(OnFailure(), {}, folder=tmp_path)
+    found = solved("scaffold", again, rounds=2, state=half.state)
+    same(found, solved("scaffold", rounds=4))
+
+
+def test_a_damaged_version_is_as_good_as_lost(tmp_path):
+    engine = OnDisk(OnFailure(), {}, folder=tmp_path)
+    solved("scaffold", engine, rounds=3)
+    record = engine.opened[0].workers[1].record_at(4, {})
+    for path in (tmp_path / "1").iterdir():
+        path.write_bytes(path.read_bytes()[:-3])
+    lost = Versions(record, tmp_path / "1")
+    assert [each.attempt.base for each in lost.all] == [-1], "it begins anew, and has no round's record"
+
+
+def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
+    engine = OnDisk(OnFailure(), {}, folder=tmp_path)
+    monkeypatch.setattr(
+        "rookery.engines.versions.fill_folder",
+        lambda *given, **more: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+    )
+    with pytest.raises(rk.InputError, match=r"record: .* cannot be written: No space left"):
+        solved("scaffold", engine, rounds=1)
+
+
+@pytest.mark.parametrize("policy", ["abort", "drop"])
+def test_a_worker_that_lost_its_disk_says_so_and_the_policy_decides(policy, tmp_path):
+    class Robbed(OnDisk):
+        def open(self, prepared, ledger):
+            session = super().open(prepared, ledger)
+            faulty: Any = session.transport
+            ask = faulty.ask
+
+            def robbed(requests, deadline):
+                if faulty.asked == 8:  # the third round begins
+                    shutil.rmtree(tmp_path / "2")
+                return ask(requests, deadline)
+
+            faulty.ask = robbed
+            return session
+
+    engine = Robbed(OnFailure(policy), {}, folder=tmp_path, deaths={8: 2})
+    if policy == "abort":
+        with pytest.raises(ClientsFailed, match="client 2: its record of the last round that it was part of is lost"):
+            solved("scaffold", engine)
+    else:
+        assert np.isfinite(solved("scaffold", engine).x).all()
+        assert {missing.client for missing in engine.opened[0].missing} == {2}

@@ -19,10 +19,10 @@ import pytest
 
 import rookery as rk
 from rookery.engines.worker import Worker
+from rookery.files import hold
 from rookery.runs import checkpoint, fingerprint
 from rookery.runs import run as runs
 from rookery.runs.checkpoint import read_interval
-from rookery.runs.files import hold
 
 sys.path.insert(0, str(Path(__file__).parent))
 import survivor

@@ -21,7 +21,8 @@ import numpy as np
 from rookery.data.batches import Shard
 from rookery.engines.base import Advance, Carry, Inputs, PreparedRun, non_finite
 from rookery.engines.transport import Outcome, Request, Transport
-from rookery.engines.worker import MEASURE, PHASE, Attempt, compiled_answer
+from rookery.engines.versions import Attempt
+from rookery.engines.worker import MEASURE, PHASE, compiled_answer
 from rookery.errors import InputError, MessageError
 from rookery.federation.client import Call, Record
 from rookery.federation.cohort import Cohort
@@ -111,6 +112,8 @@ class MessageSession:
         self.missing: list[Missing] = []
         self.bytes_sent = self.bytes_received = 0  # as they really travelled, beside the ledger's
         self.undone: dict[int, int] = {}  # of the rounds that were tried more than once, which attempt counts
+        self.present: set[int] = set()  # who has answered in the attempt of now
+        self.last: dict[int, int] = {}  # by client, the place of the last round that it was part of
         self._shapes = shapes  # of one client's examples, and of its record
         self._session = uuid.uuid4().hex
         self._expected: dict[Any, Any] = {}  # what a phase answers, by what it is asked
@@ -159,7 +162,9 @@ class MessageSession:
         for _ in range(self.on_failure.tries):
             before = self.ledger.copy()
             try:
+                self.present = set()
                 self.state = tried(Attempt(place, self.undone.get(place, 0), self._session))
+                self.last |= dict.fromkeys(self.present, place)
                 return
             except _TooFew:
                 self.ledger = before
@@ -317,8 +322,10 @@ class MessageCohort(Cohort):
         for client, slot in slots.items():
             facts = {name: values[slot] for name, values in each.items()} | shared
             names = partial(_named, delivered, set(known))
-            bodies[client] = session.wire.encode((facts, *message), header, names)
+            own = header | {"last": session.last.get(client)}
+            bodies[client] = session.wire.encode((facts, *message), own, names)
         answers = session.ask(bodies, reply, int(session.state.round)) if bodies else {}
+        session.present |= set(answers)
         factors = self._without(factors, slots, set(slots) - set(answers))
         total, shares = None, np.asarray(factors)
         for client, slot in sorted(slots.items(), key=lambda pair: pair[1]):

@@ -13,14 +13,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from rookery.data.batches import Shard
 from rookery.data.federated import Level
-from rookery.errors import InputError, MessageError
+from rookery.engines.versions import Attempt, Version, Versions
+from rookery.errors import MessageError
 from rookery.federation import counts
 from rookery.federation.client import Call, ProgramConfig, Record, answer
 from rookery.federation.evaluation import ClientMetrics, compiled_evaluation
@@ -29,30 +31,6 @@ from rookery.federation.wire import Wire
 from rookery.vectors import Sequences, Vector
 
 PHASE, MEASURE = "phase", "measure"  # what a worker can be asked
-
-
-class Attempt(NamedTuple):
-    """One try at a round: its place (what comes before the first round has 0, round t has t + 1), which try it is, and
-    of which server process."""
-
-    base: int
-    number: int
-    session: str
-
-    @classmethod
-    def of(cls, header: Mapping[str, Any]) -> Attempt:
-        """The one that a message belongs to."""
-        given = header.get("attempt")
-        if not isinstance(given, list) or [type(part) for part in given] != [int, int, str]:
-            raise MessageError("message: it does not say which attempt at a round it belongs to")
-        return cls(*given)
-
-
-class Version(NamedTuple):
-    """A client's record after a round that it took part in, by the attempt that made it so."""
-
-    attempt: Attempt
-    record: Record
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -78,6 +56,7 @@ class Worker:
     Args:
       shard: its examples, as `own_shard` gives them.
       record: what it begins with.
+      folder: where its record is kept, so that it comes back with it; None: in memory alone.
       jit: compile each phase; False runs it operation by operation, so that a debugger can stop in it.
     """
 
@@ -90,6 +69,7 @@ class Worker:
         wire: Wire,
         record: Record,
         jit: bool = True,
+        folder: Path | None = None,
     ):
         self.index = index
         self._config = config
@@ -97,7 +77,7 @@ class Worker:
         self._shard = shard
         self._wire = wire
         self._jit = jit
-        self._versions = [Version(Attempt(-1, 0, ""), record)]  # oldest first; the last may be tentative
+        self.versions = Versions(record, folder)
         self._kept: dict[int, Vector] = {}  # the vectors of the attempt that it has been sent
         self._attempt: Attempt | None = None  # the one that they are of
         self._last: tuple[Attempt, int, bytes] | None = None  # the exchange that it answered last, and what
@@ -106,14 +86,14 @@ class Worker:
     def receive(self, message: bytes) -> bytes:
         """Does what a message asks for, and gives the reply. What is no message is refused, and changes nothing."""
         header = self._wire.header(message)
-        attempt = Attempt.of(header)
+        attempt = Attempt.of(header.get("attempt"))
         asked = header.get("asked")
         if asked not in (PHASE, MEASURE):
             raise MessageError(f"message: it asks for {asked!r}; a phase or a measurement can be asked for")
         back = header.get("back", attempt.base)
         if not isinstance(back, int):
             raise MessageError("message: it does not say which rounds the server may go back to")
-        self._settle(attempt, _undone(header), back)
+        self._settle(attempt, _undone(header), back, header.get("last"))
         if asked == MEASURE:
             return self._measure(message)
         exchange = header.get("exchange")
@@ -125,21 +105,20 @@ class Worker:
 
     def record_at(self, base: int, undone: Mapping[int, int]) -> Record:
         """Its record after a number of completed rounds."""
-        return [each for each in self._versions if _counts(each.attempt, base, undone)][-1].record
+        return [each for each in self.versions.all if _counts(each.attempt, base, undone)][-1].record
 
-    def _settle(self, attempt: Attempt, undone: Mapping[int, int], back: int) -> None:
-        """Takes for good what the base has, keeps what this attempt did so far, and drops the rest."""
-        settled = [each for each in self._versions if _counts(each.attempt, attempt.base, undone)]
-        if not settled:
-            raise InputError(
-                f"client {self.index}: it has no record of before round {attempt.base - 1}; its state is lost"
-            )
+    def _settle(self, attempt: Attempt, undone: Mapping[int, int], back: int, last: Any) -> None:
+        """Takes for good what the base has, keeps what this attempt did so far, and drops the rest. `last` is the place
+        of the last round that the server knows the client to have been part of."""
+        settled = [each for each in self.versions.all if _counts(each.attempt, attempt.base, undone)]
+        if not settled or (isinstance(last, int) and settled[-1].attempt.base != last):
+            raise MessageError(f"client {self.index}: its record of the last round that it was part of is lost")
         if attempt != self._attempt:
             self._attempt, self._kept = attempt, {}
-        begun = [each for each in self._versions if each.attempt == attempt]
+        begun = [each for each in self.versions.all if each.attempt == attempt]
         # What is older than anything that the server may go back to is not needed any more, but for the newest of it.
         older = sum(each.attempt.base < back for each in settled)
-        self._versions = settled[max(0, older - 1) :] + begun
+        self.versions.become(settled[max(0, older - 1) :] + begun)
 
     def _run(self, message: bytes, header: Mapping[str, Any], attempt: Attempt) -> bytes:
         (facts, *arguments), _ = self._wire.decode(message, self._kept)
@@ -161,13 +140,12 @@ class Worker:
                 self._program,
                 self._shard,
                 call,
-                self._versions[-1].record,
+                self.versions.all[-1].record,
                 arguments,
             )
         oracles = dict(zip(ORACLES, counts.whole(result.oracles)))
         reply = self._wire.encode(result.reply, {"oracles": oracles})
-        committed = [each for each in self._versions if each.attempt != attempt]
-        self._versions = [*committed, Version(attempt, jax.device_get(result.record))]
+        self.versions.replace(Version(attempt, jax.device_get(result.record)))
         return reply
 
     def _measure(self, message: bytes) -> bytes:
@@ -178,7 +156,7 @@ class Worker:
         if not isinstance(z, Sequences):
             raise MessageError("message: it asks for a measurement, and has no sequences to take it at")
         return self._wire.encode(
-            compiled_evaluation(self._config, function, largest, shard, z, self._versions[-1].record)
+            compiled_evaluation(self._config, function, largest, shard, z, self.versions.all[-1].record)
         )
 
 

@@ -16,10 +16,10 @@ from rookery.experiments.experiment import CONFIG, FORM, Callback, CommonOptions
 from rookery.experiments.subject import OwnOptions, OwnSubject, Subject, check_methods
 from rookery.experiments.tune import Tuning
 from rookery.experiments.tune import tune as tune_subject
+from rookery.files import hold, read_json, write_text
 from rookery.metric import Metrics
 from rookery.own_code import own_name
 from rookery.problems.base import Problem
-from rookery.runs.files import hold, read_json, write_text
 from rookery.runs.folder import open_folder, versions, write_results
 from rookery.runs.result import Result
 from rookery.runs.run import metric_names, no_metrics, run

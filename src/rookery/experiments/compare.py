@@ -17,7 +17,7 @@ from rookery.experiments.experiment import CONFIG, Callback, Experiment, decisiv
 from rookery.experiments.subject import Subject
 from rookery.experiments.tune import HALVING, PARTS, Cost, Tuning, probe, tune
 from rookery.federation.steps import is_count
-from rookery.runs.files import read_json, slug, undamaged, write_text
+from rookery.files import read_json, slug, undamaged, write_text
 from rookery.runs.result import Result
 from rookery.runs.table import Table
 

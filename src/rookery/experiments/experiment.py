@@ -22,9 +22,9 @@ from rookery.data.partitions import Natural, parse
 from rookery.errors import AdviceWarning, InputError
 from rookery.experiments.codec import CLASS, build, decode, encode
 from rookery.federation.sampling import All, Uniform
+from rookery.files import read_json, remove_folder, remove_leftovers, slug, write_text
 from rookery.own_code import own_name, short_name, source_hash
 from rookery.runs.checkpoint import Checkpoints, Continued, latest_round
-from rookery.runs.files import read_json, remove_folder, remove_leftovers, slug, write_text
 from rookery.runs.folder import HistoryFile, open_folder, versions, write_results
 from rookery.runs.result import HISTORY, RESULT, Result
 from rookery.runs.run import Interrupted, continue_run, run

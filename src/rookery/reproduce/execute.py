@@ -19,9 +19,9 @@ from rookery.errors import AdviceWarning, DivergenceWarning
 from rookery.experiments.codec import encode
 from rookery.experiments.experiment import decisive
 from rookery.experiments.tune import Tuning, choose
+from rookery.files import read_json, slug, undamaged, write_text
 from rookery.metric import split
 from rookery.reproduce.study import Cell, Done, Study
-from rookery.runs.files import read_json, slug, undamaged, write_text
 from rookery.runs.run import run as run_once
 from rookery.runs.sweep import sweep
 from rookery.runs.table import Table

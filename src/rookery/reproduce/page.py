@@ -12,8 +12,8 @@ import numpy as np
 from rookery.experiments.compare import cost
 from rookery.experiments.experiment import COHORT
 from rookery.experiments.tune import Tuning, settings
+from rookery.files import write_text
 from rookery.reproduce.study import Claim, Done, Last, Measure, Study, Summary, summary
-from rookery.runs.files import write_text
 from rookery.runs.plot import plot_panels
 from rookery.runs.table import Table
 

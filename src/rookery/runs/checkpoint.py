@@ -23,7 +23,7 @@ from safetensors import numpy as safetensors
 
 from rookery.errors import AdviceWarning, InputError, StorageError
 from rookery.federation.steps import check_count, is_count
-from rookery.runs.files import (
+from rookery.files import (
     checksum,
     hold,
     read_json,

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from rookery.errors import InputError, StorageError
-from rookery.runs.files import fill_folder, hold, refuse_used, remove_leftovers
+from rookery.files import fill_folder, hold, refuse_used, remove_leftovers
 from rookery.runs.plot import plot_histories
 from rookery.runs.result import RESULT, Result
 from rookery.runs.table import Table

@@ -18,8 +18,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from rookery.errors import InputError
+from rookery.files import read_json
 from rookery.own_code import short_name
-from rookery.runs.files import read_json
 from rookery.runs.table import COST
 from rookery.version import __version__
 

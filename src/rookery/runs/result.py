@@ -17,7 +17,7 @@ from safetensors import numpy as safetensors
 from rookery.engines.base import Carry
 from rookery.errors import InputError, unknown
 from rookery.federation.ledger import Ledger
-from rookery.runs.files import checksum, fill_folder, read_json, undamaged, write_folder
+from rookery.files import checksum, fill_folder, read_json, undamaged, write_folder
 from rookery.runs.table import Table
 from rookery.vectors import Tree, Values, row
 
