@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -87,7 +88,7 @@ class Missing:
     why: str
 
 
-class MessageSession:
+class MessageSession(ABC):
     """A run in progress over a transport: the server's state here, clients' records with them."""
 
     def __init__(
@@ -121,9 +122,9 @@ class MessageSession:
     # What the engine's contract asks for.
 
     @property
+    @abstractmethod
     def carry(self) -> Carry:
-        """The server's state with the clients' records: for a transport whose clients are here."""
-        raise NotImplementedError
+        """The server's state, with as much of the clients' records as is here."""
 
     def start(self) -> None:
         key = before_first_round_key(self.inputs.key)
@@ -136,17 +137,17 @@ class MessageSession:
 
     def advance(self, rounds: int) -> Advance:
         for done in range(rounds):
-            before = self.state, self.ledger.copy()
+            before = self.state, self.ledger.copy(), dict(self.last)
             place = int(self.state.round) + 1
             try:
                 self._transact(place, self._round)
                 broken = self.broken()
             except BaseException:  # an interrupt in the middle of a round: there is no half a round
-                self.state, self.ledger = before
+                self.state, self.ledger, self.last = before
                 self._give_up(place)
                 raise
             if broken:
-                self.state, self.ledger = before
+                self.state, self.ledger, self.last = before
                 self._give_up(place)
                 return Advance(done, broken)
         return Advance(rounds)

@@ -273,9 +273,8 @@ def _go(experiment: Experiment, assembly: Assembly, folder: Path, callbacks: Any
     plan = Continued(*where, begin=history.begin) if resumed else Checkpoints(*where)
     try:
         with experiment.advised():
-            return run(
-            method=experiment.method, rounds=options.rounds, every=options.every, checkpoints=plan, **arguments
-        )  # fmt: skip
+            asked = {"rounds": options.rounds, "every": options.every, "checkpoints": plan}
+            return run(method=experiment.method, **asked, **arguments)
     except Interrupted as interrupted:
         if not interrupted.result.history.rows or (not resumed and not interrupted.result.state.round):
             raise KeyboardInterrupt from None
