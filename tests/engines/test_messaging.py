@@ -223,12 +223,20 @@ def test_a_worker_that_lost_what_the_server_builds_on_says_so(session):
         ({"attempt": [1, 2]}, "which attempt at a round"),
         ({"attempt": ["1", 2, "s"]}, "which attempt at a round"),
         ({"attempt": [9, 0, "s"], "asked": "everything"}, "it asks for 'everything'; a phase or a measurement"),
-        ({"attempt": [9, 0, "s"], "asked": "phase", "undone": [1]}, "which attempts were given up"),
-        ({"attempt": [9, 0, "s"], "asked": "phase", "back": "x"}, "which rounds the server may go back to"),
+        (
+            {"attempt": [9, 0, "s"], "asked": "phase", "exchange": 1, "update": False, "undone": [1]},
+            "which attempts were given up",
+        ),
+        (
+            {"attempt": [9, 0, "s"], "asked": "phase", "exchange": 1, "update": False, "back": "x"},
+            "which rounds the server may go back to",
+        ),
         ({"attempt": [9, 0, "s"], "asked": "phase"}, "which exchange of its round"),
+        ({"attempt": [9, 0, "s"], "asked": "phase", "exchange": 0, "update": False}, "the facts of its exchange"),
     ],
 )
 def test_what_is_not_asked_as_it_must_be_is_refused(session, header, sentence):
+    header = header | ({"attempt": [3, 0, "s"]} if header.get("exchange") == 0 else {})
     before = list(session.workers[1].versions.all)
     with pytest.raises(MessageError, match=sentence):
         session.workers[1].receive(session.wire.encode(session.state.z, header))
@@ -272,12 +280,13 @@ class OnDisk(Engine):
 
     folder: Any = None
     deaths: dict[int, int] = field(default_factory=dict)  # request -> the client that is killed before it
+    blank: bool = False  # whether workers begin with nothing but what is on their disks
 
     def open(self, prepared, ledger):
         session = EagerSession(prepared, ledger, True, self.on_failure)
 
         def born(i):
-            record = jax.tree.map(lambda leaf: leaf[i], prepared.carry.records)
+            record = jax.tree.map(lambda leaf: leaf[i] * (not self.blank), prepared.carry.records)
             shard = own_shard(prepared.inputs.levels, i)
             folder = self.folder / str(i)
             return Worker(prepared.config, prepared.inputs.method, shard, i, session.wire, record, folder=folder)
@@ -310,7 +319,7 @@ def test_a_whole_run_is_taken_up_by_workers_that_were_all_killed(tmp_path):
     """The server stops after two rounds; both sides start again, the clients from their disks."""
     first = OnDisk(OnFailure(), {}, folder=tmp_path)
     half = solved("scaffold", first, rounds=2)
-    again = OnDisk(OnFailure(), {}, folder=tmp_path)
+    again = OnDisk(OnFailure(), {}, folder=tmp_path, blank=True)
     found = solved("scaffold", again, rounds=2, state=half.state)
     same(found, solved("scaffold", rounds=4))
 

@@ -121,7 +121,8 @@ def resume(arguments: list[str], console: Console) -> int:
         with watched(experiment, console) as callbacks:
             result, _ = resume_folder(folder, callbacks)
     except KeyboardInterrupt:
-        console.print(f"interrupted; {folder} is as it was: rookery resume {folder} goes on", soft_wrap=True)
+        said = f"interrupted; {folder} is as it was: rookery resume {folder} goes on"
+        console.print(said, markup=False, soft_wrap=True)
         return 130
     return _conclude(console, short_name(experiment.method_name), result, folder, experiment)
 

@@ -78,7 +78,7 @@ class EagerSession(MessageSession):
             on_failure=on_failure,
             traces=jit,
         )
-        self._given: tuple[ClientMetrics, Level] | None = None  # what clients were told to measure
+        self._given: tuple[ClientMetrics, Level, list[str]] | None = None  # what clients were told to measure
 
     @property
     def carry(self) -> Carry:
@@ -90,8 +90,7 @@ class EagerSession(MessageSession):
             held, largest = cast({TEST: test}, self.config.dtype), int(np.max(test.size))
             for worker in self.workers:
                 worker.test = (function, own_shard(held, worker.index), largest)
-            self._given = (function, test)
-        example = jax.tree.map(lambda rows: np.asarray(rows)[0], test.rows)
-        values = self.state.z.merged(self.workers[0].record_at(int(self.state.round) + 1, self.undone).local).trees()
-        names = list(jax.eval_shape(lambda: dict(function(values, example))))
-        return self.measured(names, [worker.index for worker in self.workers])
+            example = jax.tree.map(lambda rows: rows[0], held[TEST].rows)
+            values = self.state.z.merged(row(self.carry.records, 0).local).trees()
+            self._given = (function, test, list(jax.eval_shape(lambda: dict(function(values, example)))))
+        return self.measured(self._given[2], [worker.index for worker in self.workers])

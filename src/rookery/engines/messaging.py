@@ -34,7 +34,7 @@ from rookery.federation.method import next_state
 from rookery.federation.sampling import Members
 from rookery.federation.scaled import summands
 from rookery.federation.wire import Wire
-from rookery.vectors import Vector, row
+from rookery.vectors import Vector
 
 POLICIES = ("wait", "drop", "abort")
 
@@ -45,8 +45,9 @@ class OnFailure:
 
     Args:
       policy: "wait": ask it again until it answers; "drop": go on without it, for the rest of the round; "abort": end.
-      deadline: seconds that an exchange may take; with "wait", seconds until another try, and None waits for ever.
-      minimum: with "drop", how many must answer; with fewer the round is undone everywhere, and tried again.
+      deadline: seconds that an exchange may take, and, with "wait", until another try; None: as long as it takes.
+      minimum: with "drop", how many must answer; with fewer the round is undone everywhere, and tried again. Over those
+        who answered, factors are scaled up to what all had: means stay means, and sums stay as large.
       tries: with "wait", how often a client is asked at most; with "drop", how often a round is tried; then it ends.
     """
 
@@ -68,10 +69,10 @@ class OnFailure:
 class ClientsFailed(RuntimeError):
     """Clients did not answer, and the policy does not go on without them; `failures` says who and why."""
 
-    def __init__(self, failures: Mapping[int, str], names: tuple[str, ...]):
+    def __init__(self, failures: Mapping[int, str]):
         who, why = next(iter(failures.items()))
         more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
-        super().__init__(f"client {names[who] if names else who} did not answer: {why}{more}")
+        super().__init__(f"client {who} did not answer: {why}{more}")
         self.failures = dict(failures)
 
 
@@ -170,7 +171,7 @@ class MessageSession(ABC):
             except _TooFew:
                 self.ledger = before
                 self._give_up(place)
-        raise ClientsFailed({each.client: each.why for each in self.missing[-1:]}, ())
+        raise ClientsFailed({each.client: each.why for each in self.missing[-1:]})
 
     def _give_up(self, place: int) -> None:
         """An attempt does not count; the next one has another number, by which clients tell."""
@@ -214,7 +215,7 @@ class MessageSession(ABC):
                 time.sleep(max(0.0, policy.deadline - (time.monotonic() - begun)))
         self.missing += [Missing(round, client, why) for client, why in failures.items()]
         if left and policy.policy != "drop":
-            raise ClientsFailed(failures, ())
+            raise ClientsFailed(failures)
         if left and len(answered) < policy.minimum:
             raise _TooFew
         return {client: answered[client] for client in sorted(answered)}
@@ -398,8 +399,3 @@ def _renewed(tree: Any) -> Any:
 def stacked(records: list[Record]) -> Record:
     """Records of all clients, as a carry has them."""
     return jax.tree.map(lambda *rows: np.stack(rows), *records)
-
-
-def first_record(carry: Carry) -> Record:
-    """One client's record, for its shapes."""
-    return row(carry.records, 0)

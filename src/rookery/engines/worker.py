@@ -27,9 +27,10 @@ from rookery.federation import counts
 from rookery.federation.client import Call, ProgramConfig, Record, answer
 from rookery.federation.evaluation import ClientMetrics, compiled_evaluation
 from rookery.federation.ledger import ORACLES
-from rookery.federation.wire import Wire
+from rookery.federation.wire import Opened, Wire
 from rookery.vectors import Sequences, Vector
 
+FACTS = {"weight", "probability", "times", "round", "first", "round_key", "exchange_key"}  # of an exchange
 PHASE, MEASURE = "phase", "measure"  # what a worker can be asked
 
 
@@ -85,23 +86,27 @@ class Worker:
 
     def receive(self, message: bytes) -> bytes:
         """Does what a message asks for, and gives the reply. What is no message is refused, and changes nothing."""
-        header = self._wire.header(message)
+        opened = self._wire.open(message)
+        header = opened.header
         attempt = Attempt.of(header.get("attempt"))
         asked = header.get("asked")
         if asked not in (PHASE, MEASURE):
             raise MessageError(f"message: it asks for {asked!r}; a phase or a measurement can be asked for")
+        exchange = header.get("exchange", -1)
+        if not isinstance(exchange, int) or (
+            asked == PHASE and not (exchange >= 0 and type(header.get("update")) is bool)
+        ):
+            raise MessageError("message: it does not say which exchange of its round it is, and of which form")
         back = header.get("back", attempt.base)
         if not isinstance(back, int):
             raise MessageError("message: it does not say which rounds the server may go back to")
         self._settle(attempt, _undone(header), back, header.get("last"))
         if asked == MEASURE:
-            return self._measure(message)
-        exchange = header.get("exchange")
-        if not isinstance(exchange, int):
-            raise MessageError("message: it does not say which exchange of its round it is")
-        if self._last is None or self._last[:2] != (attempt, exchange):
-            self._last = (attempt, exchange, self._run(message, header, attempt))
-        return self._last[2]  # of who is asked the same again, since an answer was lost, what it said
+            return self._measure(opened)
+        last = self._last
+        if last is None or last[:2] != (attempt, exchange):
+            self._last = last = (attempt, exchange, self._run(opened, attempt))
+        return last[2]  # of who is asked the same again, since an answer was lost, what it said
 
     def record_at(self, base: int, undone: Mapping[int, int]) -> Record:
         """Its record after a number of completed rounds."""
@@ -120,8 +125,14 @@ class Worker:
         older = sum(each.attempt.base < back for each in settled)
         self.versions.become(settled[max(0, older - 1) :] + begun)
 
-    def _run(self, message: bytes, header: Mapping[str, Any], attempt: Attempt) -> bytes:
-        (facts, *arguments), _ = self._wire.decode(message, self._kept)
+    def _run(self, opened: Opened, attempt: Attempt) -> bytes:
+        asked, _ = self._wire.decode(opened, self._kept)
+        if not isinstance(asked, tuple) or not asked or not isinstance(asked[0], dict) or set(asked[0]) != FACTS:
+            raise MessageError("message: it does not say the facts of its exchange")
+        facts, *arguments = asked
+        phase = opened.header.get("phase")
+        if not isinstance(phase, str):
+            raise MessageError("message: it names no phase")
         call = Call(
             np.int32(self.index),
             facts["weight"],
@@ -135,8 +146,8 @@ class Worker:
         with contextlib.nullcontext() if self._jit else jax.disable_jit():
             result = compiled_answer(
                 self._config,
-                header["phase"],
-                header["update"],
+                phase,
+                opened.header["update"],
                 self._program,
                 self._shard,
                 call,
@@ -148,11 +159,11 @@ class Worker:
         self.versions.replace(Version(attempt, jax.device_get(result.record)))
         return reply
 
-    def _measure(self, message: bytes) -> bytes:
+    def _measure(self, opened: Opened) -> bytes:
         if self.test is None:
             raise MessageError("message: it asks for a measurement, and this client was given none to take")
         function, shard, largest = self.test
-        z, _ = self._wire.decode(message)
+        z, _ = self._wire.decode(opened)
         if not isinstance(z, Sequences):
             raise MessageError("message: it asks for a measurement, and has no sequences to take it at")
         return self._wire.encode(

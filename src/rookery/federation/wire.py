@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -33,6 +33,14 @@ DEPTH = 100  # levels of a tree at most
 _KINDS = "fiub"  # of arrays: floats, integers, flags
 
 Names = Callable[[Vector], tuple[int, bool]]  # the number of a vector, and whether the receiver has it
+
+
+class Opened(NamedTuple):
+    """A message whose seal was whole: its header, how its tree is built, and its arrays as bytes."""
+
+    header: dict[str, Any]
+    tree: Any
+    arrays: bytes
 
 
 class Wire:
@@ -67,24 +75,25 @@ class Wire:
 
     def header(self, data: bytes) -> dict[str, Any]:
         """The header alone."""
-        return self._described(data)[0]["header"]
+        return self.open(data).header
 
     def decode(
-        self, data: bytes, kept: dict[int, Vector] | None = None, like: Any = None
+        self, data: bytes | Opened, kept: dict[int, Vector] | None = None, like: Any = None
     ) -> tuple[Any, dict[str, Any]]:
         """The tree and the header that were encoded; refuses what is no message.
 
         Args:
+          data: the message, or what `open` gave of it.
           kept: the vectors that this end has, by number; new ones are added to it.
           like: a tree of arrays, or of their shapes, that the message must be like; None: of any shape.
         """
-        described, end = self._described(data)
+        opened = data if isinstance(data, Opened) else self.open(data)
         new: dict[int, Vector] = dict(kept or {})
         try:
-            arrays = safetensors.load(data[end:])
+            arrays = safetensors.load(opened.arrays)
             if wrong := [array.dtype for array in arrays.values() if array.dtype.kind not in _KINDS]:
                 raise MessageError(f"message: it has an array of {wrong[0]}; numbers and flags are sent")
-            tree = self._build(described["tree"], arrays, new, DEPTH)
+            tree = self._build(opened.tree, arrays, new, DEPTH)
         except MessageError:
             raise
         except Exception as error:  # whatever bytes may do to a reader
@@ -93,10 +102,10 @@ class Wire:
             _check_like(tree, like)
         if kept is not None:
             kept.update(new)
-        return tree, described["header"]
+        return tree, opened.header
 
-    def _described(self, data: bytes) -> tuple[dict[str, Any], int]:
-        """The description of a message, and where its arrays begin."""
+    def open(self, data: bytes) -> Opened:
+        """A message whose seal is whole, its arrays not looked at yet."""
         if len(data) > self.largest:
             raise MessageError(f"message: it is {len(data)} bytes long; at most {self.largest} are taken")
         if len(data) < _START or data[: len(MAGIC)] != MAGIC:
@@ -117,7 +126,7 @@ class Wire:
             raise MessageError("message: its header is none")
         if not isinstance(described["header"], dict):
             raise MessageError("message: its header is none")
-        return described, _START + size
+        return Opened(described["header"], described["tree"], data[_START + size :])
 
     def _describe(self, node: Any, arrays: dict[str, np.ndarray], names: Names | None) -> Any:
         inside = lambda child: self._describe(child, arrays, names)

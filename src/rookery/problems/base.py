@@ -73,6 +73,12 @@ class Problem(ABC):
         """What one call of `direction` costs, in oracle calls."""
         return {"gradients": 1}
 
+    @property
+    def losses(self) -> Mapping[str, Callable]:
+        """Its losses by the argument that gave them, which is also the level whose examples they see where there are
+        two: what a run may ask before it begins, such as `fault(rows)`, the first row that a loss cannot take."""
+        return {}
+
     @abstractmethod
     def complete(self, values: Values, example: Callable[[str], Tree]) -> Values:
         """Initial values of all sequences of one client, from the given ones and the shape of an example."""

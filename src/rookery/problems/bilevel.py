@@ -70,6 +70,10 @@ class Bilevel(Problem):
         )
 
     @property
+    def losses(self) -> dict[str, Callable]:
+        return {"upper": self.upper, "lower": self.lower}
+
+    @property
     def given(self) -> tuple[str, ...]:
         return ("x", "y")
 

@@ -43,6 +43,10 @@ class Single(Problem):
         return (Sequence("x", self.scope, self.x_set),)
 
     @property
+    def losses(self) -> dict[str, Callable]:
+        return {"loss": self.loss}
+
+    @property
     def given(self) -> tuple[str, ...]:
         return ("x",)
 
@@ -74,6 +78,10 @@ class Minimax(Problem):
     @property
     def sequences(self) -> tuple[Sequence, ...]:
         return (Sequence("x", constraint=self.x_set), Sequence("y", constraint=self.y_set))
+
+    @property
+    def losses(self) -> dict[str, Callable]:
+        return {"loss": self.loss}
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -116,6 +124,10 @@ class Joint(Problem):
             Sequence("x", constraint=self.server_set),
             Sequence("y", "local", constraint=self.client_set),
         )
+
+    @property
+    def losses(self) -> dict[str, Callable]:
+        return {"loss": self.loss}
 
     @property
     def given(self) -> tuple[str, ...]:

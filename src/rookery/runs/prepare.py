@@ -127,19 +127,16 @@ def _advise_batch(config: ProgramConfig, clients: Clients) -> None:
 
 def _check_examples(problem: Problem, clients: Clients, config: ProgramConfig) -> None:
     """Lets losses that can, refuse examples: one with a method `fault(rows)` gives a row and a sentence."""
-    for name in ("loss", "upper", "lower"):
-        largest = int(np.max(clients.level(name).size)) if hasattr(problem, name) else 0
-        whole = dict(config.batch).get(name, dict(config.batch).get(BOTH, 1)) is None
-        if isinstance(getattr(problem, name, None), OfBatch) and whole and largest > FULL_BATCH_CHUNK:
+    for name, loss in problem.losses.items():
+        level, batch = clients.level(name), dict(config.batch)
+        largest = int(np.max(level.size))
+        if isinstance(loss, OfBatch) and batch.get(name, batch.get(BOTH)) is None and largest > FULL_BATCH_CHUNK:
             raise InputError(
                 f"batch_size: None was given, a client has {largest} examples, and {name} is a loss of a whole "
                 f"minibatch; one of at most {FULL_BATCH_CHUNK} is needed"
             )
-        fault = getattr(getattr(problem, name, None), "fault", None)
-        if fault is None:
-            continue
-        level = clients.level(name)
-        found = fault(level.rows)
+        fault = getattr(loss, "fault", None)
+        found = None if fault is None else fault(level.rows)
         if found is not None:
             row, sentence = found
             client = int(np.searchsorted(level.offset, row, side="right")) - 1
