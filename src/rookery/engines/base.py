@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -19,14 +19,28 @@ from rookery.federation.sampling import Sampling
 from rookery.vectors import Sequences, Values
 
 
+class ServerInputs(NamedTuple):
+    """What a server reads and never changes: nothing of anybody's data."""
+
+    method: Any
+    sampling: Sampling
+    weights: Any
+    key: Any  # of the run
+
+
 class Inputs(NamedTuple):
-    """What a run's program reads and never changes; all of it traced."""
+    """What the program of a run on one machine reads and never changes, everybody's data among it; all of it traced."""
 
     method: Any
     sampling: Sampling
     levels: Mapping[str, Level]
     weights: Any
     key: Any  # of the run
+
+    @property
+    def server(self) -> ServerInputs:
+        """The part that is not the clients'."""
+        return ServerInputs(self.method, self.sampling, self.weights, self.key)
 
 
 class Carry(NamedTuple):
@@ -40,13 +54,24 @@ class Carry(NamedTuple):
         return Values({**self.state.z.trees(), **self.records.local.trees()})
 
 
+NO_RECORDS = Record(Sequences({}), ())  # of a server whose clients are elsewhere
+
+
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run made ready: its static side, traced inputs, and where it begins."""
+    """A run made ready: its static side, traced inputs, and where it begins.
+
+    Of a run that goes on with clients elsewhere, `versions` says which version of its record each of them is at.
+    """
 
     config: ProgramConfig
     inputs: Inputs
     carry: Carry
+    versions: Mapping[str, Any] | None = None
+
+    def without_records(self) -> PreparedRun:
+        """The same where clients keep their records to themselves."""
+        return replace(self, carry=Carry(self.carry.state, NO_RECORDS))
 
 
 @dataclass(frozen=True)
@@ -98,16 +123,28 @@ def initial_carry(config: ProgramConfig, method: Any, z: Sequences, local: Seque
     return Carry(method.init(problem, z), records)
 
 
-def non_finite(carry: Carry) -> tuple[str, ...]:
-    """The names of what is not finite: sequences first, otherwise fields of the server's or the clients' state."""
-
-    def broken(tree: Any) -> bool:
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-        return any(leaf.dtype.kind == "f" and not np.isfinite(leaf).all() for leaf in leaves)
-
+def non_finite(carry: Carry, elsewhere: Collection[str] = ()) -> tuple[str, ...]:
+    """The names of what is not finite: sequences first, otherwise fields of the server's or the clients' state.
+    `elsewhere` is what clients say of records that are not here."""
     names = tuple(name for name, tree in carry.values().items() if broken(tree))
+    names += tuple(name for name in elsewhere if name not in (*names, CLIENT_STATE))
     if names:
         return names
     fields = [f.name for f in dataclasses.fields(carry.state) if f.name != "z"]
     names = tuple(f"state.{name}" for name in fields if broken(getattr(carry.state, name)))
-    return names + (("client state",) if broken(carry.records.state) else ())
+    return names + ((CLIENT_STATE,) if broken(carry.records.state) or CLIENT_STATE in elsewhere else ())
+
+
+def non_finite_record(record: Record) -> tuple[str, ...]:
+    """The same of one client's record."""
+    names = tuple(name for name, tree in record.local.trees().items() if broken(tree))
+    return names or ((CLIENT_STATE,) if broken(record.state) else ())
+
+
+CLIENT_STATE = "client state"
+
+
+def broken(tree: Any) -> bool:
+    """Whether a tree has numbers that are not finite."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    return any(leaf.dtype.kind == "f" and not np.isfinite(leaf).all() for leaf in leaves)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.data.batches import Shard
-from rookery.engines.base import Advance, Carry, Inputs, PreparedRun, non_finite
-from rookery.engines.transport import Outcome, Request, Transport
+from rookery.engines.base import CLIENT_STATE, Advance, Carry, PreparedRun, ServerInputs, broken, non_finite
+from rookery.engines.transport import Outcome, Request, Seat, Transport
 from rookery.engines.versions import Attempt
-from rookery.engines.worker import MEASURE, PHASE, compiled_answer
+from rookery.engines.worker import JOIN, MEASURE, NEED, PHASE, REFUSED, Refused, compiled_answer
 from rookery.errors import InputError, MessageError
 from rookery.federation.client import Call, Record
 from rookery.federation.cohort import Cohort
@@ -37,6 +37,8 @@ from rookery.federation.wire import Wire
 from rookery.vectors import Vector
 
 POLICIES = ("wait", "drop", "abort")
+PAUSE, LONGEST = 0.05, 10.0  # seconds before who did not answer is asked again, where there is no deadline
+SENTENCE = 500  # characters of what a client says that are shown at most
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class OnFailure:
 class ClientsFailed(RuntimeError):
     """Clients did not answer, and the policy does not go on without them; `failures` says who and why."""
 
-    def __init__(self, failures: Mapping[int, str]):
+    def __init__(self, failures: Mapping[str, str]):
         who, why = next(iter(failures.items()))
         more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
         super().__init__(f"client {who} did not answer: {why}{more}")
@@ -85,12 +87,40 @@ class Missing:
     """Who was missing in a round, and why."""
 
     round: int
-    client: int
+    client: str
     why: str
 
 
+@dataclass(frozen=True)
+class Question:
+    """What some clients are asked in one exchange.
+
+    Args:
+      clients: who, in their order.
+      body: the message to one of them; the flag says that nothing may be left out because it was sent before.
+      like: what an answer must be like; None: anything.
+      echo: what the header of an answer must repeat.
+    """
+
+    clients: Sequence[int]
+    body: Callable[[int, bool], bytes]
+    like: Any
+    echo: Mapping[str, Any]
+
+
+Answers = dict[int, tuple[Any, dict[str, Any]]]  # by client, what it answers and the header of that
+
+
 class MessageSession(ABC):
-    """A run in progress over a transport: the server's state here, clients' records with them."""
+    """A run in progress over a transport: the server's state here, clients' records with them.
+
+    Args:
+      seats: where each client is.
+      shapes: of one client's examples, and of its record.
+      names: who the clients are, for sentences.
+      traces: whether phases can be traced; what clients must answer is known then.
+      say: told, in a sentence, when somebody does not answer and the run goes on.
+    """
 
     def __init__(
         self,
@@ -99,26 +129,37 @@ class MessageSession(ABC):
         transport: Transport,
         wire: Wire,
         *,
+        seats: Sequence[Seat],
         shapes: tuple[Shard, Record],
+        names: Sequence[str] = (),
         on_failure: OnFailure | None = None,
         traces: bool = True,
+        say: Callable[[str], Any] = lambda text: None,
     ):
         self.config = prepared.config
-        self.inputs: Inputs = prepared.inputs
+        self.inputs: ServerInputs = prepared.inputs.server
         self.ledger = ledger
         self.state = prepared.carry.state
         self.transport = transport
         self.wire = wire
         self.on_failure = on_failure or OnFailure()
-        self.traces = traces  # whether phases can be traced: what clients must answer is known then
+        self.traces = traces
         self.missing: list[Missing] = []
         self.bytes_sent = self.bytes_received = 0  # as they really travelled, beside the ledger's
-        self.undone: dict[int, int] = {}  # of the rounds that were tried more than once, which attempt counts
         self.present: set[int] = set()  # who has answered in the attempt of now
-        self.last: dict[int, int] = {}  # by client, the place of the last round that it was part of
-        self._shapes = shapes  # of one client's examples, and of its record
+        self.last: dict[int, Attempt] = {}  # by client, the last attempt that counted and that it was part of
+        self.back: int | None = None  # the round that the server may have to go back to; None: to none
+        self.elsewhere: set[str] = set()  # what clients say is not finite in their records
+        self._seats = seats
+        self._names = names or [str(i) for i in range(len(seats))]
+        self._say = say
+        self._shapes = shapes
         self._session = uuid.uuid4().hex
+        self._given_up = 0  # attempts of this process that did not count
         self._expected: dict[Any, Any] = {}  # what a phase answers, by what it is asked
+        if prepared.versions is not None:
+            self.last = {int(client): Attempt.of(last) for client, last in prepared.versions["last"].items()}
+            self.missing = [Missing(**each) for each in prepared.versions["missing"]]
 
     # What the engine's contract asks for.
 
@@ -126,6 +167,14 @@ class MessageSession(ABC):
     @abstractmethod
     def carry(self) -> Carry:
         """The server's state, with as much of the clients' records as is here."""
+
+    @property
+    def versions(self) -> dict[str, Any]:
+        """Which version of its record each client is at, and who was missing: what a checkpoint has of clients."""
+        return {
+            "last": {str(client): list(attempt) for client, attempt in self.last.items()},
+            "missing": [vars(each) for each in self.missing],
+        }
 
     def start(self) -> None:
         key = before_first_round_key(self.inputs.key)
@@ -139,43 +188,40 @@ class MessageSession(ABC):
     def advance(self, rounds: int) -> Advance:
         for done in range(rounds):
             before = self.state, self.ledger.copy(), dict(self.last)
-            place = int(self.state.round) + 1
             try:
-                self._transact(place, self._round)
+                self._transact(int(self.state.round) + 1, self._round)
                 broken = self.broken()
             except BaseException:  # an interrupt in the middle of a round: there is no half a round
                 self.state, self.ledger, self.last = before
-                self._give_up(place)
+                self._given_up += 1
                 raise
             if broken:
                 self.state, self.ledger, self.last = before
-                self._give_up(place)
+                self._given_up += 1
                 return Advance(done, broken)
         return Advance(rounds)
 
     def broken(self) -> tuple[str, ...]:
         """What is not finite."""
-        return non_finite(self.carry)
+        names = [name for name in self.config.problem.names if name in self.elsewhere]
+        return non_finite(self.carry, [*names, *(self.elsewhere & {CLIENT_STATE})])
 
     # Rounds as transactions.
 
     def _transact(self, place: int, tried: Callable[[Attempt], Any]) -> None:
         """One round, or what comes before the first, tried until enough answer; it happens for all or for nobody."""
         for _ in range(self.on_failure.tries):
-            before = self.ledger.copy()
+            before, attempt = self.ledger.copy(), Attempt(place, self._given_up, self._session)
+            self.present, self.elsewhere = set(), set()
             try:
-                self.present = set()
-                self.state = tried(Attempt(place, self.undone.get(place, 0), self._session))
-                self.last |= dict.fromkeys(self.present, place)
+                self.state = tried(attempt)
+                self.last |= dict.fromkeys(self.present, attempt)
                 return
             except _TooFew:
                 self.ledger = before
-                self._give_up(place)
+                self._given_up += 1
+                self._say(f"round {place}: fewer than {self.on_failure.minimum} answered; it is undone and tried again")
         raise ClientsFailed({each.client: each.why for each in self.missing[-1:]})
-
-    def _give_up(self, place: int) -> None:
-        """An attempt does not count; the next one has another number, by which clients tell."""
-        self.undone[place] = self.undone.get(place, 0) + 1
 
     def _round(self, attempt: Attempt) -> Any:
         key = round_key(self.inputs.key, self.state.round)
@@ -192,50 +238,95 @@ class MessageSession(ABC):
 
     # Messages.
 
-    def header(self, asked: str, attempt: Attempt, **more: Any) -> dict[str, Any]:
-        """What every message says beside its arrays."""
-        undone = {str(place): number for place, number in self.undone.items() if place < attempt.base}
-        return {"asked": asked, "attempt": list(attempt), "undone": undone, **more}
+    def header(self, asked: str, attempt: Attempt, client: int, **more: Any) -> dict[str, Any]:
+        """What every message to a client says beside its arrays."""
+        back = attempt.base - 1 if self.back is None else self.back
+        return {
+            "asked": asked,
+            "client": client,
+            "attempt": list(attempt),
+            "builds_on": list(self.last[client]) if client in self.last else None,
+            "back": back,
+            "exchange": -1,
+            **more,
+        }
 
-    def ask(self, bodies: Mapping[int, bytes], like: Any, round: int) -> dict[int, tuple[Any, dict[str, Any]]]:
-        """Asks clients, again where the policy says so; gives the decoded replies of those who answered, in the order
-        of clients."""
+    def ask(self, question: Question, round: int) -> Answers:
+        """Asks clients, again where the policy says so; gives the answers of those who gave one, in their order."""
         policy, answered = self.on_failure, {}
-        left, failures = dict(bodies), {}
-        for _ in range(policy.tries if policy.policy == "wait" else 1):
+        left, failures, begun = list(question.clients), {}, 0.0
+        for tried in range(policy.tries if policy.policy == "wait" else 1):
+            if tried:
+                self._pause(tried, begun)
             begun = time.monotonic()
-            self.bytes_sent += sum(map(len, left.values()))
-            outcome = self.transport.ask([Request(*each) for each in sorted(left.items())], policy.deadline)
-            found, failures = self._opened(outcome, left, like)
+            found, failures = self._asked_once(question, left)
             answered |= found
-            left = {client: body for client, body in left.items() if client not in answered}
+            left = [client for client in left if client not in answered]
             if not left:
                 break
-            if policy.policy == "wait" and policy.deadline is not None:
-                time.sleep(max(0.0, policy.deadline - (time.monotonic() - begun)))
-        self.missing += [Missing(round, client, why) for client, why in failures.items()]
+            for client in left:
+                self._say(f"round {round + 1}: client {self._names[client]} did not answer: {failures[client]}")
+        self.missing += [Missing(round, self._names[client], failures[client]) for client in left]
         if left and policy.policy != "drop":
-            raise ClientsFailed(failures)
+            raise ClientsFailed({self._names[client]: failures[client] for client in left})
         if left and len(answered) < policy.minimum:
             raise _TooFew
         return {client: answered[client] for client in sorted(answered)}
 
-    def _opened(
-        self, outcome: Outcome, asked: Mapping[int, bytes], like: Any
-    ) -> tuple[dict[int, tuple[Any, dict[str, Any]]], dict[int, str]]:
-        """The replies that are as they must be, and the others' faults."""
-        found, failures = {}, dict(outcome.failures)
-        for client in asked:
-            if client not in outcome.replies:
-                failures.setdefault(client, "nothing came back")
+    def _pause(self, tried: int, begun: float) -> None:
+        """Waits before somebody is asked again: to the end of the deadline, or a little longer every time."""
+        deadline = self.on_failure.deadline
+        time.sleep(
+            min(PAUSE * 2**tried, LONGEST) if deadline is None else max(PAUSE, begun + deadline - time.monotonic())
+        )
+
+    def _asked_once(self, question: Question, clients: Sequence[int]) -> tuple[Answers, dict[int, str]]:
+        """What is answered, and why not; who needs something first, is given it and asked once more."""
+        whole = dict.fromkeys(clients, self.transport.forgets)
+        found, failures, needs = self._sent(question, whole)
+        if needs:
+            if joining := [client for client, need in needs.items() if need == JOIN]:
+                self.join(joining)
+            more, failed, needs = self._sent(question, dict.fromkeys(needs, True))
+            found |= more
+            failures = {client: why for client, why in (failures | failed).items() if client not in more}
+        return found, failures
+
+    def join(self, clients: Sequence[int]) -> None:  # noqa: B027, of most there is nothing to tell
+        """Tells clients what they are part of, when they say that they do not know it."""
+
+    def _sent(self, question: Question, whole: Mapping[int, bool]) -> tuple[Answers, dict[int, str], dict[int, str]]:
+        """What comes of one message to each: the answers, the failures, and what some of those who failed need."""
+        seats = {self._seats[client]: client for client in whole}
+        requests = [Request(self._seats[client], question.body(client, whole[client])) for client in sorted(whole)]
+        self.bytes_sent += sum(len(request.body) for request in requests)
+        outcome: Outcome = self.transport.ask(requests, self.on_failure.deadline)
+        found, failures, needs = {}, {}, {}
+        for seat, client in seats.items():
+            if seat not in outcome.replies:
+                failures[client] = outcome.failures.get(seat, "nothing came back")
                 continue
-            data = outcome.replies[client]
+            data = outcome.replies[seat]
             self.bytes_received += len(data)
             try:
-                found[client] = self.wire.decode(data, like=like)
+                found[client] = self._opened(data, client, question)
             except MessageError as error:
                 failures[client] = str(error)
-        return found, {client: why for client, why in failures.items() if client in asked and client not in found}
+                if (need := getattr(error, "need", None)) is not None:
+                    needs[client] = need
+        return found, failures, needs
+
+    def _opened(self, data: bytes, client: int, question: Question) -> tuple[Any, dict[str, Any]]:
+        """An answer that is as it must be."""
+        opened = self.wire.open(data)
+        if REFUSED in opened.header:
+            raise Refused(str(opened.header[REFUSED])[:SENTENCE], opened.header.get(NEED))
+        if any(opened.header.get(name) != value for name, value in {**question.echo, "client": client}.items()):
+            raise MessageError("message: it answers another question")
+        tree, header = self.wire.decode(opened, like=question.like)
+        if self.on_failure.policy == "drop" and broken(tree):
+            raise MessageError("message: it has numbers that are not finite")
+        return tree, header
 
     def expected(self, phase: str, update: bool, calls: Call, message: tuple) -> Any:
         """What a client's answer to a phase must be like, from tracing the phase; `calls` are those of all slots."""
@@ -249,13 +340,18 @@ class MessageSession(ABC):
             self._expected[key] = compiled_answer.eval_shape(*given).reply
         return self._expected[key]
 
-    def measured(self, names: list[str], clients: list[int]) -> dict[str, np.ndarray]:
-        """What every client measures on its own test examples, by metric: one exchange that is not counted."""
-        attempt = Attempt(int(self.state.round) + 1, self.undone.get(int(self.state.round) + 1, 0), self._session)
-        body = self.wire.encode(self.state.z, self.header(MEASURE, attempt))
+    def measured(self, names: list[str]) -> dict[str, np.ndarray]:
+        """What every client measures on its own test examples, by metric: one exchange that is not counted. Of who does
+        not answer, and the policy is to go on, NaN."""
+        attempt = Attempt(int(self.state.round) + 1, self._given_up, self._session)
+        body = lambda client, whole: self.wire.encode(self.state.z, self.header(MEASURE, attempt, client))
         like = {name: jax.ShapeDtypeStruct((), self.config.dtype) for name in names}
-        found = self.ask(dict.fromkeys(clients, body), like, int(self.state.round))
-        return {name: np.asarray([float(tree[name]) for tree, _ in found.values()]) for name in names}
+        everybody = range(self.config.population)
+        question = Question(everybody, body, like, {"attempt": list(attempt), "exchange": -1})
+        found = self.ask(question, int(self.state.round))
+        unknown = dict.fromkeys(names, np.nan)
+        rows = [found[client][0] if client in found else unknown for client in everybody]
+        return {name: np.asarray([float(row[name]) for row in rows]) for name in names}
 
 
 def _shape(leaf: Any) -> tuple[tuple[int, ...], Any]:
@@ -311,7 +407,7 @@ class MessageCohort(Cohort):
         slots = {client: slot for client, slot in slots.items() if client not in self._round.gone}
         known = {delivered.number(part) for part in vectors(message) if delivered.knows(self._audience, part)}
         sent = [part for part, _ in delivered.send(self._audience, message)]
-        header = session.header(PHASE, self._round.attempt, phase=phase, update=update, exchange=number)
+        attempt = self._round.attempt
         calls = self._calls(key)
         traced = session.traces or not slots
         reply = session.expected(phase, update, calls, message) if traced else None
@@ -320,13 +416,15 @@ class MessageCohort(Cohort):
             name: np.asarray(jax.random.key_data(getattr(calls, name))) for name in ("round_key", "exchange_key")
         }
         each = {name: np.asarray(getattr(calls, name)) for name in ("weight", "probability", "times")}
-        bodies = {}
-        for client, slot in slots.items():
-            facts = {name: values[slot] for name, values in each.items()} | shared
-            names = partial(_named, delivered, set(known))
-            own = header | {"last": session.last.get(client)}
-            bodies[client] = session.wire.encode((facts, *message), own, names)
-        answers = session.ask(bodies, reply, int(session.state.round)) if bodies else {}
+
+        def body(client: int, whole: bool) -> bytes:
+            facts = {name: values[slots[client]] for name, values in each.items()} | shared
+            names = partial(_named, delivered, set() if whole else set(known))
+            header = session.header(PHASE, attempt, client, phase=phase, update=update, exchange=number)
+            return session.wire.encode((facts, *message), header, names)
+
+        question = Question(sorted(slots), body, reply, {"attempt": list(attempt), "exchange": number})
+        answers = session.ask(question, int(session.state.round)) if slots else {}
         session.present |= set(answers)
         factors = self._without(factors, slots, set(slots) - set(answers))
         total, shares = None, np.asarray(factors)
@@ -337,6 +435,7 @@ class MessageCohort(Cohort):
             share = jax.tree.map(lambda leaf, slot=slot: leaf * shares[slot], summands(tree))
             total = share if total is None else jax.tree.map(np.add, total, share)
             reply = tree if reply is None else reply
+            session.elsewhere |= set(map(str, said.get("broken", ())))
             for name, spent in _costs(said).items():
                 session.ledger.oracles[name] += spent
         if total is None:  # nobody is there

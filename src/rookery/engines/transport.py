@@ -7,10 +7,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 
-class Request(NamedTuple):
-    """A message to one client, by its place among all."""
+class Seat(NamedTuple):
+    """Where a client is: the number of its site among those of the transport, and its own among all clients; -1 is the
+    site itself, before it is known who is there."""
 
+    site: int
     client: int
+
+
+class Request(NamedTuple):
+    """A message to one client."""
+
+    seat: Seat
     body: bytes
 
 
@@ -18,13 +26,23 @@ class Request(NamedTuple):
 class Outcome:
     """What came of some requests: the bytes of those who answered, and of the others why not, in a sentence."""
 
-    replies: Mapping[int, bytes] = field(default_factory=dict)
-    failures: Mapping[int, str] = field(default_factory=dict)
+    replies: Mapping[Seat, bytes] = field(default_factory=dict)
+    failures: Mapping[Seat, str] = field(default_factory=dict)
 
 
 @runtime_checkable
 class Transport(Protocol):
-    """Brings each request to its client and back what it answers. Order does not matter: the server sorts."""
+    """Brings each request to its client and back what it answers. Order does not matter: the server sorts.
+
+    `sites` are the names of those it can reach. With `forgets`, a client's process ends after every answer, so that
+    nothing is left out of a message because it was sent before.
+    """
+
+    @property
+    def sites(self) -> Sequence[str]: ...
+
+    @property
+    def forgets(self) -> bool: ...
 
     def ask(self, requests: Sequence[Request], deadline: float | None) -> Outcome:
         """Asks some clients, each once; those who have not answered after `deadline` seconds have failed. Every

@@ -20,12 +20,12 @@ from rookery.errors import MessageError, StorageError
 from rookery.federation.client import Record
 from rookery.files import fill_folder
 
-ENDING = ".record"
+ENDING, ANSWER = ".record", "answer"
 
 
 class Attempt(NamedTuple):
-    """One try at a round: its place (what comes before the first round has 0, round t has t + 1), which try it is, and
-    of which server process."""
+    """One try at a round: its place (what comes before the first round has 0, round t has t + 1), which try of the
+    server process it is, and of which server process."""
 
     base: int
     number: int
@@ -40,10 +40,13 @@ class Attempt(NamedTuple):
 
 
 class Version(NamedTuple):
-    """A client's record after a round that it took part in, by the attempt that made it so."""
+    """A client's record after a round that it took part in, by the attempt that made it so; and, while that goes on,
+    the exchange that was the last to change it, with the answer that was given."""
 
     attempt: Attempt
     record: Record
+    exchange: int = -1
+    answer: bytes = b""
 
 
 BEGINNING = Attempt(-1, 0, "")  # what a record that no round has changed comes from
@@ -58,7 +61,8 @@ class Versions:
     """
 
     def __init__(self, record: Record, folder: Path | None = None):
-        self.folder = folder
+        self.folder = folder if jax.tree.leaves(record) else None  # what is nothing needs no disk
+        folder = self.folder
         self.all = [Version(BEGINNING, record)]
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +92,8 @@ class Versions:
     def _write(self, name: str, version: Version) -> None:
         assert self.folder is not None
         leaves = {str(i): np.array(leaf, order="C") for i, leaf in enumerate(jax.tree.leaves(version.record))}
-        told = {"attempt": json.dumps(list(version.attempt))}
+        leaves[ANSWER] = np.frombuffer(version.answer, np.uint8)
+        told = {"attempt": json.dumps(list(version.attempt)), "exchange": str(version.exchange)}
         try:
             fill_folder(self.folder, lambda aside: safetensors.save_file(leaves, aside / name, told), last=name)
         except OSError as error:
@@ -98,14 +103,16 @@ class Versions:
         """What a file holds; None where it is no version of such a record."""
         try:
             with safe_open(path, "numpy") as file:
-                attempt = Attempt.of(json.loads((file.metadata() or {}).get("attempt", "null")))
-                leaves = [file.get_tensor(str(i)) for i in range(len(file.keys()))]
-        except (OSError, ValueError, SafetensorError):
+                told = file.metadata() or {}
+                attempt, exchange = Attempt.of(json.loads(told.get("attempt", "null"))), int(told["exchange"])
+                leaves = [file.get_tensor(str(i)) for i in range(len(file.keys()) - 1)]
+                answer = file.get_tensor(ANSWER).tobytes()
+        except (OSError, ValueError, KeyError, SafetensorError):
             return None
         wanted = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(like)]
         if [(leaf.shape, leaf.dtype) for leaf in leaves] != wanted:
             return None
-        return Version(attempt, jax.tree.unflatten(jax.tree.structure(like), leaves))
+        return Version(attempt, jax.tree.unflatten(jax.tree.structure(like), leaves), exchange, answer)
 
 
 def _name(attempt: Attempt) -> str:

@@ -1,11 +1,10 @@
 """A client elsewhere: its data, its record, its copy of method and problem; bytes in, bytes out. Imports contracts.
 
 **Rounds are transactions.** A worker keeps its record as it was after the rounds that it took part in, a version each.
-A message says on how many completed rounds it builds (`base`), and which attempt of the next one it belongs to. What
-the attempt has changed so far is tentative: it counts for later exchanges of the same attempt, and for good once a
-message builds on that round. Whatever else is newer than the base belongs to an attempt that was given up, here or by a
-server that was killed, and is dropped. So a round has happened for everybody or for nobody, without a message of its
-own.
+A message names the version that it builds on, and the attempt at a round that it belongs to. What the attempt has
+changed so far is tentative: it counts for later exchanges of the same attempt, and for good once a message builds on
+it. Whatever else is newer belongs to an attempt that was given up, here or by a server that was killed, and is dropped.
+So a round has happened for everybody or for nobody, without a message of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ import numpy as np
 
 from rookery.data.batches import Shard
 from rookery.data.federated import Level
-from rookery.engines.versions import Attempt, Version, Versions
+from rookery.engines.base import non_finite_record
+from rookery.engines.versions import BEGINNING, Attempt, Version, Versions
 from rookery.errors import MessageError
 from rookery.federation import counts
 from rookery.federation.client import Call, ProgramConfig, Record, answer
@@ -32,6 +32,21 @@ from rookery.vectors import Sequences, Vector
 
 FACTS = {"weight", "probability", "times", "round", "first", "round_key", "exchange_key"}  # of an exchange
 PHASE, MEASURE = "phase", "measure"  # what a worker can be asked
+REFUSED, NEED = "refused", "need"  # how a header begins that says why there is no answer, and what would help
+WHOLE, JOIN = "whole", "join"  # what would: the message with nothing left out; to be told what it is part of
+
+
+class Refused(MessageError):
+    """A message that could be answered if the server helped: `need` says how."""
+
+    def __init__(self, sentence: str, need: str | None):
+        super().__init__(sentence)
+        self.need = need
+
+
+def refusal(wire: Wire, error: MessageError) -> bytes:
+    """The message that says why there is no answer."""
+    return wire.encode((), {REFUSED: str(error), NEED: getattr(error, "need", None)})
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -81,56 +96,83 @@ class Worker:
         self.versions = Versions(record, folder)
         self._kept: dict[int, Vector] = {}  # the vectors of the attempt that it has been sent
         self._attempt: Attempt | None = None  # the one that they are of
-        self._last: tuple[Attempt, int, bytes] | None = None  # the exchange that it answered last, and what
+        self._past: set[str] = set()  # the server processes that another one has taken the place of
         self.test: tuple[ClientMetrics, Shard, int] | None = None  # what it measures, on what, and the largest client
 
-    def receive(self, message: bytes) -> bytes:
+    def answer(self, message: bytes) -> bytes:
+        """What it says to a message: what was asked for, or why not."""
+        try:
+            return self.receive(message)
+        except MessageError as error:
+            return refusal(self._wire, error)
+
+    def receive(self, message: bytes | Opened) -> bytes:
         """Does what a message asks for, and gives the reply. What is no message is refused, and changes nothing."""
-        opened = self._wire.open(message)
+        opened = message if isinstance(message, Opened) else self._wire.open(message)
         header = opened.header
         attempt = Attempt.of(header.get("attempt"))
         asked = header.get("asked")
+        if header.get("client") != self.index:
+            raise MessageError(f"message: it is for client {header.get('client')!r}, and this is client {self.index}")
         if asked not in (PHASE, MEASURE):
             raise MessageError(f"message: it asks for {asked!r}; a phase or a measurement can be asked for")
-        exchange = header.get("exchange", -1)
-        if not isinstance(exchange, int) or (
-            asked == PHASE and not (exchange >= 0 and type(header.get("update")) is bool)
-        ):
+        exchange = header.get("exchange")
+        if type(exchange) is not int or (asked == PHASE and not (exchange >= 0 and type(header.get("update")) is bool)):
             raise MessageError("message: it does not say which exchange of its round it is, and of which form")
-        back = header.get("back", attempt.base)
-        if not isinstance(back, int):
+        back = header.get("back")
+        if type(back) is not int:
             raise MessageError("message: it does not say which rounds the server may go back to")
-        self._settle(attempt, _undone(header), back, header.get("last"))
+        builds_on = BEGINNING if header.get("builds_on") is None else Attempt.of(header["builds_on"])
+        self._refuse_late(attempt, exchange if asked == PHASE else None)
+        self._settle(attempt, builds_on, back)
         if asked == MEASURE:
             return self._measure(opened)
-        last = self._last
-        if last is None or last[:2] != (attempt, exchange):
-            self._last = last = (attempt, exchange, self._run(opened, attempt))
-        return last[2]  # of who is asked the same again, since an answer was lost, what it said
+        last = self.versions.all[-1]
+        if (last.attempt, last.exchange) == (attempt, exchange):
+            return last.answer  # of who is asked the same again, since an answer was lost, what it said
+        return self._run(opened, attempt)
 
-    def record_at(self, base: int, undone: Mapping[int, int]) -> Record:
-        """Its record after a number of completed rounds."""
-        return [each for each in self.versions.all if _counts(each.attempt, base, undone)][-1].record
+    def _refuse_late(self, attempt: Attempt, exchange: int | None) -> None:
+        """Refuses what comes after it is over, such as a message that the network brings a second time."""
+        before, last = self._attempt, self.versions.all[-1]
+        late = attempt.session in self._past
+        if before is not None and before.session == attempt.session:
+            late = late or attempt[:2] < before[:2]
+        if exchange is not None and last.attempt == attempt:
+            late = late or exchange < last.exchange
+        if late:
+            raise MessageError("message: it is of a round, or of an exchange, that is over")
+        if before is not None and before.session != attempt.session:
+            self._past.add(before.session)
 
-    def _settle(self, attempt: Attempt, undone: Mapping[int, int], back: int, last: Any) -> None:
-        """Takes for good what the base has, keeps what this attempt did so far, and drops the rest. `last` is the place
-        of the last round that the server knows the client to have been part of."""
-        settled = [each for each in self.versions.all if _counts(each.attempt, attempt.base, undone)]
-        if not settled or (isinstance(last, int) and settled[-1].attempt.base != last):
+    def record_of(self, attempt: Attempt | None) -> Record:
+        """Its record after an attempt that counted; where that is lost, or None was given, what it began with."""
+        return (self._version(attempt or BEGINNING) or self.versions.all[0]).record
+
+    def _version(self, attempt: Attempt) -> Version | None:
+        if not jax.tree.leaves(self.versions.all[0].record):  # what is nothing is the same after every round
+            return self.versions.all[0]
+        return next((each for each in self.versions.all if each.attempt == attempt), None)
+
+    def _settle(self, attempt: Attempt, builds_on: Attempt, back: int) -> None:
+        """Takes for good what a message builds on, keeps what its attempt did so far, and drops the rest."""
+        base = self._version(builds_on)
+        if base is None:
             raise MessageError(f"client {self.index}: its record of the last round that it was part of is lost")
         if attempt != self._attempt:
             self._attempt, self._kept = attempt, {}
-        begun = [each for each in self.versions.all if each.attempt == attempt]
+        chain = [each for each in self.versions.all if each.attempt.base < builds_on.base]
         # What is older than anything that the server may go back to is not needed any more, but for the newest of it.
-        older = sum(each.attempt.base < back for each in settled)
-        self.versions.become(settled[max(0, older - 1) :] + begun)
+        older = sum(each.attempt.base <= back for each in [*chain, base])
+        begun = [each for each in self.versions.all if each.attempt == attempt and each is not base]
+        self.versions.become([*chain, base][max(0, older - 1) :] + begun)
 
     def _run(self, opened: Opened, attempt: Attempt) -> bytes:
-        asked, _ = self._wire.decode(opened, self._kept)
+        asked, _ = self._decoded(opened)
         if not isinstance(asked, tuple) or not asked or not isinstance(asked[0], dict) or set(asked[0]) != FACTS:
             raise MessageError("message: it does not say the facts of its exchange")
         facts, *arguments = asked
-        phase = opened.header.get("phase")
+        phase, update = opened.header.get("phase"), opened.header["update"]
         if not isinstance(phase, str):
             raise MessageError("message: it names no phase")
         call = Call(
@@ -143,21 +185,31 @@ class Worker:
             jax.random.wrap_key_data(facts["round_key"]),
             jax.random.wrap_key_data(facts["exchange_key"]),
         )
+        last = self.versions.all[-1]
+        record = last.record
         with contextlib.nullcontext() if self._jit else jax.disable_jit():
-            result = compiled_answer(
-                self._config,
-                phase,
-                opened.header["update"],
-                self._program,
-                self._shard,
-                call,
-                self.versions.all[-1].record,
-                arguments,
-            )
+            given = (self._program, self._shard, call, record, arguments)
+            result = compiled_answer(self._config, phase, update, *given)
+        new = jax.device_get(result.record)
         oracles = dict(zip(ORACLES, counts.whole(result.oracles)))
-        reply = self._wire.encode(result.reply, {"oracles": oracles})
-        self.versions.replace(Version(attempt, jax.device_get(result.record)))
+        said = {"oracles": oracles, "broken": list(non_finite_record(new))}
+        reply = self._wire.encode(result.reply, self._echo(opened) | said)
+        same = all(map(np.array_equal, jax.tree.leaves(record), jax.tree.leaves(new)))
+        if last.attempt != attempt or not same:
+            # On disk before the answer is on its way. What changes nothing is computed again when it is asked again.
+            self.versions.replace(Version(attempt, new, opened.header["exchange"], reply))
         return reply
+
+    def _decoded(self, opened: Opened) -> tuple[Any, dict[str, Any]]:
+        if missing := self._wire.left_out(opened) - set(self._kept):
+            raise Refused(
+                f"client {self.index}: {len(missing)} of the vectors that a message leaves out are not here", WHOLE
+            )
+        return self._wire.decode(opened, self._kept)
+
+    def _echo(self, opened: Opened) -> dict[str, Any]:
+        """What a reply says of the question that it answers."""
+        return {name: opened.header.get(name) for name in ("client", "attempt", "exchange")}
 
     def _measure(self, opened: Opened) -> bytes:
         if self.test is None:
@@ -166,20 +218,5 @@ class Worker:
         z, _ = self._wire.decode(opened)
         if not isinstance(z, Sequences):
             raise MessageError("message: it asks for a measurement, and has no sequences to take it at")
-        return self._wire.encode(
-            compiled_evaluation(self._config, function, largest, shard, z, self.versions.all[-1].record)
-        )
-
-
-def _undone(header: Mapping[str, Any]) -> dict[int, int]:
-    """Of the rounds that were tried more than once, which attempt counts: by the rounds before it."""
-    given = header.get("undone", {})
-    try:
-        return {int(base): int(number) for base, number in given.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise MessageError("message: it does not say which attempts were given up") from None
-
-
-def _counts(attempt: Attempt, base: int, undone: Mapping[int, int]) -> bool:
-    """Whether what an attempt did is part of what a server with so many completed rounds has."""
-    return attempt.base < base and attempt.number == undone.get(attempt.base, 0)
+        found = compiled_evaluation(self._config, function, largest, shard, z, self.versions.all[-1].record)
+        return self._wire.encode(found, self._echo(opened))

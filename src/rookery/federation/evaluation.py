@@ -32,6 +32,12 @@ def means(function: ClientMetrics, values: Values, batch: Batch) -> dict[str, ja
     return batch.mean(lambda example: dict(function(values, example)))
 
 
+def metric_names(function: ClientMetrics, test: Any, z: Sequences, record: Record) -> list[str]:
+    """What the metrics are called; `test` is the level of test examples."""
+    example, values = jax.tree.map(lambda rows: rows[0], test.rows), z.merged(record.local).trees()
+    return list(jax.eval_shape(lambda: dict(function(values, example))))
+
+
 compiled_evaluation = jax.jit(evaluate, static_argnums=(0, 1, 2))
 
 

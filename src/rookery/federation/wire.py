@@ -128,6 +128,21 @@ class Wire:
             raise MessageError("message: its header is none")
         return Opened(described["header"], described["tree"], data[_START + size :])
 
+    def left_out(self, opened: Opened) -> set[int]:
+        """The numbers of the vectors that a message leaves out, since its receiver has been sent them before."""
+        there: set[int] = set()
+        named: set[int] = set()
+        nodes = [opened.tree]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, dict):
+                if isinstance(number := node.get("kept"), int):
+                    named.add(number)
+                if isinstance(pair := node.get("keep"), list) and pair and isinstance(pair[0], int):
+                    there.add(pair[0])
+            nodes += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        return named - there
+
     def _describe(self, node: Any, arrays: dict[str, np.ndarray], names: Names | None) -> Any:
         inside = lambda child: self._describe(child, arrays, names)
         if node is None:

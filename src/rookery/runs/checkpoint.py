@@ -172,6 +172,10 @@ class Saver:
             return False
         return round % self.rounds == 0 if self.rounds else time.monotonic() - self.saved >= self.seconds
 
+    def oldest(self) -> int:
+        """The round of the oldest one that is kept."""
+        return min(int(path.name.split("-")[1]) for path in _found(self.folder))
+
     def check_space(self, state: RunState) -> None:
         """Refuses a disk on which what is kept will not fit, before any time is spent."""
         needed = (self.keep + 2) * sum(leaf.nbytes for leaf in state.leaves) + SLACK

@@ -42,18 +42,23 @@ class Divergence:
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a run stands, to continue from: the leaves of its carry, its key, and what it has cost."""
+    """Where a run stands, to continue from: the leaves of its carry, its key, and what it has cost; of a run with
+    clients elsewhere, which version of its record each of them is at."""
 
     leaves: tuple[np.ndarray, ...]
     key: np.ndarray
     ledger: Ledger
     seconds: float
     round: int
+    versions: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, carry: Carry, key: jax.Array, ledger: Ledger, seconds: float) -> RunState:
+    def of(
+        cls, carry: Carry, key: jax.Array, ledger: Ledger, seconds: float, versions: Mapping[str, Any] | None = None
+    ) -> RunState:
         leaves = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(carry))
-        return cls(leaves, np.asarray(jax.random.key_data(key)), ledger.copy(), seconds, int(carry.state.round))
+        round = int(carry.state.round)
+        return cls(leaves, np.asarray(jax.random.key_data(key)), ledger.copy(), seconds, round, versions)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The state's arrays by name, for a file."""
@@ -62,14 +67,15 @@ class RunState:
 
     def describe(self) -> dict[str, Any]:
         """The rest of the state, for json."""
-        return {"ledger": self.ledger.to_json(), "seconds": self.seconds, "round": self.round}
+        told = {"ledger": self.ledger.to_json(), "seconds": self.seconds, "round": self.round}
+        return told if self.versions is None else told | {"versions": self.versions}
 
     @classmethod
     def rebuild(cls, arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> RunState:
         """The state that `arrays` and `describe` wrote."""
         leaves = tuple(arrays[name] for name in sorted(arrays) if name != "key")
         ledger = Ledger.from_json(described["ledger"])
-        return cls(leaves, arrays["key"], ledger, described["seconds"], described["round"])
+        return cls(leaves, arrays["key"], ledger, described["seconds"], described["round"], described.get("versions"))
 
     def carry(self, template: Carry) -> Carry:
         """The carry in the structure of a run that has been made ready for the same problem and method."""
@@ -86,7 +92,8 @@ class Result:
     `x` and `y` are the final values, `sequences` all of them by name. A local sequence has a leading axis of clients
     there, and `local[i]` holds client i's own. `history` is a table, `ledger` the cost, `state` where to continue from.
     `status` is "done", "stopped" (a target was reached), "interrupted" or "diverged", with `divergence` saying where.
-    `clients` has a row per client with its `client_metrics`, where these were asked for.
+    `clients` has a row per client with its `client_metrics`, where these were asked for; `missing` has who did not
+    answer in which round and why, where clients are elsewhere.
     """
 
     sequences: Values
@@ -98,6 +105,11 @@ class Result:
     divergence: Divergence | None = None
     compile_seconds: float = 0.0
     clients: Table | None = None
+
+    @property
+    def missing(self) -> Table:
+        """Who did not answer in which round, and why; empty where all clients are in this process."""
+        return Table((self.state.versions or {}).get("missing", ()))
 
     @property
     def x(self) -> Tree:

@@ -107,7 +107,7 @@ def run(
     if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
         raise InputError(f'checkpoints: {checkpoints!r} was given; rk.Checkpoints("folder", every=10) is needed')
     with precision_context(precision), listening(), contextlib.ExitStack() as stack:
-        prepared = prepare(
+        whole = prepare(
             problem,
             method,
             clients,
@@ -119,12 +119,13 @@ def run(
             seed=seed,
             precision=precision,
         )
-        prepared, ledger, seconds = _resume(prepared, state)
+        engine = find_engine(engine)
+        here = whole.without_records() if getattr(engine, "elsewhere", False) else whole
+        prepared, ledger, seconds = _resume(here, state)
         own = None
         if client_metrics is not None:
-            own = OwnMetrics(client_metrics, clients, prepared.carry, problem.local, prepared.config.dtype)
+            own = OwnMetrics(client_metrics, clients, whole.carry, problem.local, whole.config.dtype)
         names = check_metrics(metrics, stop, prepared.carry, () if own is None else tuple(own.columns))
-        engine = find_engine(engine)
         first = int(prepared.carry.state.round)
         prepared.inputs.sampling.check_rounds(first, rounds, prepared.config.population)
         saver, previous = None, None
@@ -197,6 +198,7 @@ class _Loop:
         try:
             if self.saver is not None:
                 self.saver.check_space(self.state())
+                self.tell_back()
             for callback in self.callbacks:
                 if hasattr(callback, "compiling"):
                     callback.compiling()
@@ -261,14 +263,20 @@ class _Loop:
         return self.result("interrupted", None)
 
     def state(self) -> RunState:
-        return RunState.of(
-            jax.device_get(self.session.carry), self.prepared.inputs.key, self.session.ledger, self.seconds
-        )
+        carry, key = jax.device_get(self.session.carry), self.prepared.inputs.key
+        return RunState.of(carry, key, self.session.ledger, self.seconds, getattr(self.session, "versions", None))
 
     def save(self, status: str | None = None) -> None:
         """Writes a checkpoint, where the run writes any and has not done so in this round."""
         if self.saver is not None and (status is not None or self.saver.last != self.round):
             self.saver.save(self.state(), self.history, status)
+            self.tell_back()
+
+    def tell_back(self) -> None:
+        """Tells a session with clients elsewhere how far back it may have to go: they keep their records so long."""
+        session: Any = self.session
+        if hasattr(session, "back") and self.saver is not None and self.saver.last is not None:
+            session.back = self.saver.oldest()
 
     def record(self) -> bool:
         """Evaluates, adds a row to the history, and says whether a target is reached."""
@@ -293,7 +301,7 @@ class _Loop:
             self.measured()
         return make_result(
             self.prepared, self.session.carry, self.session.ledger, self.history, self.seconds, status, divergence,
-            self.compile_seconds, self.of_clients,
+            self.compile_seconds, self.of_clients, getattr(self.session, "versions", None),
         )  # fmt: skip
 
 
@@ -307,18 +315,20 @@ def make_result(
     divergence: Divergence | None,
     compile_seconds: float,
     clients: Table | None = None,
+    versions: Mapping[str, Any] | None = None,
 ) -> Result:
     """A result from where a run stands; everything leaves the device."""
     carry = jax.device_get(carry)
     problem = prepared.config.problem
     values = carry.values()
-    sequences = Values({name: jax.tree.map(np.asarray, values[name]) for name in problem.names})
+    here = [name for name in problem.names if name in values]  # local ones of clients elsewhere are not
+    sequences = Values({name: jax.tree.map(np.asarray, values[name]) for name in here})
     return Result(
         sequences=sequences,
-        local=per_client(sequences, problem.local, prepared.config.population),
+        local=per_client(sequences, [name for name in problem.local if name in here], prepared.config.population),
         history=history,
         ledger=ledger,
-        state=RunState.of(carry, prepared.inputs.key, ledger, seconds),
+        state=RunState.of(carry, prepared.inputs.key, ledger, seconds, versions),
         status=status,
         divergence=divergence,
         compile_seconds=compile_seconds,
@@ -416,4 +426,5 @@ def _resume(prepared: PreparedRun, state: RunState | None) -> tuple[PreparedRun,
     if not isinstance(state, RunState):
         raise InputError(f"state: {type(state).__name__} was given; a result's state is needed")
     inputs = prepared.inputs._replace(key=jax.random.wrap_key_data(jnp.asarray(state.key)))
-    return PreparedRun(prepared.config, inputs, state.carry(prepared.carry)), state.ledger.copy(), state.seconds
+    resumed = PreparedRun(prepared.config, inputs, state.carry(prepared.carry), state.versions)
+    return resumed, state.ledger.copy(), state.seconds
