@@ -29,14 +29,17 @@ ALLOWED = {
     "engines": {"errors", "files", "vectors", "data", "problems", "federation"},
     "tasks": {"errors", "memory", "vectors", "metric", "own_code", "data", "problems"},
     "runs": {"errors", "files", "own_code", "memory", "vectors", "metric", "data", "problems", "federation", "engines", "version"},
-    "experiments": {"errors", "files", "own_code", "metric", "data", "problems", "federation", "algorithms", "runs", "tasks"},
+    "experiments": {
+        "errors", "files", "own_code", "metric", "vectors", "version", "data", "problems", "federation", "algorithms",
+        "engines", "runs", "tasks",
+    },
     "reproduce": {
         "errors", "files", "vectors", "metric", "data", "problems", "federation", "algorithms", "runs", "tasks", "experiments",
         "version",
     },
     "cli": {
-        "errors", "files", "own_code", "data", "problems", "federation", "algorithms", "runs", "tasks", "experiments",
-        "reproduce", "version",
+        "errors", "files", "own_code", "data", "problems", "federation", "algorithms", "engines", "runs", "tasks",
+        "experiments", "reproduce", "version",
     },
 }
 # fmt: on

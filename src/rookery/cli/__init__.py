@@ -9,15 +9,16 @@ import jax
 from rich.console import Console
 
 from rookery.cli import commands
-from rookery.cli.compiled import keep_compiled
 from rookery.cli.show import show_list
 from rookery.errors import InputError, unknown
+from rookery.runs.compiled import keep_compiled
 from rookery.runs.interrupts import listening
 from rookery.version import __version__
 
 USAGE = """usage: rookery COMMAND
 
   rookery run TASK METHOD [options]        solve a task with a method; --help after METHOD shows the options
+  rookery federate TASK METHOD [options]   the same with clients in processes of their own, which keep their data
   rookery resume RUN                       go on with a run that was stopped, bit for bit
   rookery compare TASK METHOD... [options] methods at equal exchanges, bytes and gradient evaluations
   rookery report RUN... -o report.html     one page with the curves, tables and settings of some runs
@@ -67,6 +68,7 @@ def _list(arguments: list[str], console: Console) -> int:
 
 COMMANDS: dict[str, Callable[[list[str], Console], int]] = {
     "run": commands.run,
+    "federate": commands.federate,
     "resume": commands.resume,
     "compare": commands.compare,
     "report": commands.report,

@@ -7,7 +7,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -16,9 +16,11 @@ from rookery.cli.forms import fill, make_form, parse_form, parse_method, parse_o
 from rookery.cli.show import show_comparison, show_counts, show_results, show_study, show_tuning
 from rookery.data.catalogue import by_column, load
 from rookery.data.partitions import class_counts, parse
+from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError
-from rookery.experiments import api
+from rookery.experiments import api, loopback
 from rookery.experiments import compare as comparing
+from rookery.experiments.configuration import read_configuration
 from rookery.experiments.experiment import (
     FORM,
     CommonOptions,
@@ -30,6 +32,8 @@ from rookery.experiments.experiment import (
     read_experiment,
     resume_folder,
 )
+from rookery.experiments.federation import FEDERATION
+from rookery.files import slug
 from rookery.own_code import file_and_class, full_name, short_name
 from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
@@ -60,7 +64,7 @@ def leading_words(arguments: list[str]) -> list[str]:
     return words
 
 
-HELP = ("run", "compare")  # commands that show their options without a task
+HELP = ("run", "compare", "federate", "export")  # commands that show their options without a task
 
 
 def _show_options(command: str, options: type[Any], rest: str) -> None:
@@ -102,6 +106,89 @@ def run(arguments: list[str], console: Console) -> int:
     return _conclude(console, short_name(row.name), result, folder, experiment)
 
 
+@dataclasses.dataclass(frozen=True)
+class FederateOptions(RunOptions):
+    """Where the clients are, and what happens when one does not answer."""
+
+    clients: int = 0
+    """Number of clients that the data is divided over; 0: one per site."""
+    transport: Literal["loopback", "nvflare", "flower"] = "loopback"
+    """What carries the messages: loopback, processes on this machine; nvflare; flower."""
+    sites: int | None = None
+    """Number of sites; by default 3, or those that the data has (--partition natural)."""
+    on_failure: Literal["wait", "drop", "abort"] = "wait"
+    """Who does not answer is asked again, is left out of the round, or ends the run."""
+    deadline: float | None = None
+    """Seconds that an exchange may take; by default as long as it takes (nvflare, flower: 600)."""
+    minimum: int = 1
+    """With --on-failure drop, how many must answer; with fewer a round is undone and tried again."""
+    tries: int = 10
+    """How often a client is asked, or a round is tried, before the run ends."""
+
+    @property
+    def policy(self) -> OnFailure:
+        return OnFailure(self.on_failure, self.deadline, self.minimum, self.tries)
+
+
+def _federated(command: str, arguments: list[str], options: type[Any]) -> tuple[Experiment, Any]:
+    """The experiment and the options of a command about a federation."""
+    words = leading_words(arguments)
+    if len(words) != 2:
+        raise InputError(f"{command}: a task and a method are needed, as in: rookery {command} hyperrep simfbo")
+    task_name = full_name(words[0])
+    task, row = find_task(task_name), find_method(words[1])
+    parsed = parse_options(task_name, task, row, arguments[2:], options)
+    given: FederateOptions = parsed.run
+    if given.engine != "local":
+        raise InputError(f"engine: {given.engine} was given; in a federation clients are elsewhere, and it has no say")
+    if given.sites is not None and given.sites < 1:
+        raise InputError(f"sites: {given.sites} was given; at least 1 is needed")
+    _ = given.policy  # refuses what is none
+    fields = {field.name: getattr(given, field.name) for field in dataclasses.fields(Options)}
+    sites = 3 if given.sites is None else given.sites
+    run_options = dataclasses.replace(Options(**fields), clients=given.clients or sites)
+    return Experiment(task_name, parsed.task, row.name, parsed.method, run_options), given
+
+
+def federate(arguments: list[str], console: Console) -> int:
+    """`rookery federate TASK METHOD [options]`."""
+    if arguments[:1] in (["-h"], ["--help"]):
+        _show_options("federate", FederateOptions, "TASK METHOD")
+        return 0
+    experiment, options = _federated("federate", arguments, FederateOptions)
+    sources = loopback.sources_of(experiment, options.sites)
+    name = f"federate_{Path(experiment.task_name).stem}_{slug(short_name(experiment.method_name))}"
+    folder = options.out or make_folder(name)
+    say = lambda text: console.print(text, markup=False, soft_wrap=True)
+    say(f"{len(sources)} sites, a process each: {', '.join(sources)}")
+    return _watched_federation(experiment, folder, console, sources, options.policy)
+
+
+def _watched_federation(
+    experiment: Experiment, folder: Path, console: Console, sources: Any = None, policy: OnFailure | None = None
+) -> int:
+    """A federation on this machine with a progress bar, and how it ended; None: as the folder says."""
+    say = lambda text: console.print(text, markup=False, soft_wrap=True)
+    begun = None if sources is None else experiment
+    try:
+        with watched(experiment, console) as callbacks:
+            result = loopback.federate(begun, folder, sources, policy, callbacks, say)
+    except KeyboardInterrupt:
+        kept = (
+            f"what was done is in {folder}: rookery resume {folder} goes on" if folder.is_dir() else "nothing was kept"
+        )
+        say(f"interrupted; {kept}")
+        return 130
+    except ClientsFailed as error:
+        say(f"the run ended: {error}")
+        if folder.is_dir():
+            say(f"what was done is in {folder}: rookery resume {folder} goes on")
+        return 1
+    if result.missing.rows:
+        say(f"{len(result.missing.rows)} times somebody was missing; who and why is in missing.csv")
+    return _conclude(console, short_name(experiment.method_name), result, folder, experiment)
+
+
 def resume(arguments: list[str], console: Console) -> int:
     """`rookery resume RUN`."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
@@ -112,11 +199,14 @@ def resume(arguments: list[str], console: Console) -> int:
         if isinstance(name, str) and (own := file_and_class(name)) is not None:
             said = f"this runs the code in {own[0]}, if its sha256 is the one that the run recorded"
             console.print(said, markup=False, soft_wrap=True)
-    experiment = read_experiment(folder)
+    federated = FEDERATION in config
+    experiment = read_configuration(folder)[0] if federated else read_experiment(folder)
     if has_ended(folder):
         console.print(f"{folder} has ended; there is nothing to go on with", markup=False, soft_wrap=True)
         show_results(console, {short_name(experiment.method_name): Result.load(folder)})
         return 0
+    if federated:
+        return _watched_federation(experiment, folder, console)
     try:
         with watched(experiment, console) as callbacks:
             result, _ = resume_folder(folder, callbacks)

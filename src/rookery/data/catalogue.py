@@ -8,9 +8,11 @@ downloaded into the cache. In either folder it may lie in a folder of its own (`
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from io import BytesIO
@@ -110,6 +112,8 @@ def load(name: str) -> Dataset:
     """
     if not isinstance(name, str):
         raise InputError(f"data: {name!r} was given; the name of a dataset is needed, such as 'mnist'")
+    if (given := _STANDING_IN.get()) is not None and name == given.name:
+        return given
     if name.startswith(LOCAL):
         return _load_local(name)
     if name.startswith(TABLE):
@@ -117,6 +121,20 @@ def load(name: str) -> Dataset:
     if name not in DATASETS:
         raise unknown("data", name, [*DATASETS, f"{LOCAL}PATH", f"{TABLE}PATH"])
     return DATASETS[name][1]()
+
+
+_STANDING_IN: ContextVar[Dataset | None] = ContextVar("standing_in", default=None)
+
+
+@contextlib.contextmanager
+def standing_in(dataset: Dataset) -> Iterator[None]:
+    """While the block lasts, what is loaded by the name of this dataset is this dataset: a federation's, say, of which
+    one has but a part."""
+    token = _STANDING_IN.set(dataset)
+    try:
+        yield
+    finally:
+        _STANDING_IN.reset(token)
 
 
 def cache_folder() -> Path:
@@ -301,6 +319,11 @@ def _load_table(name: str) -> Dataset:
     return _load(partial(_table, column=column or None) if column else _table, (place,))
 
 
+def label_of(columns: Sequence[str]) -> str:
+    """The column of a table that is the label: one that is called so, or else the last."""
+    return next((name for name in LABELS if name in columns), columns[-1])
+
+
 def _table(*paths: Path, column: str | None = None) -> Dataset:
     """The dataset of csv files."""
     if paths[0].is_dir():
@@ -308,8 +331,7 @@ def _table(*paths: Path, column: str | None = None) -> Dataset:
     single = len(paths) == 1
     tables: Any = {path.stem: read_csv(path) for path in paths}
     columns = next(iter(tables.values()))
-    named = [name for name in LABELS if name in columns]
-    label = named[0] if named else [name for name in columns if name != column][-1]
+    label = label_of([name for name in columns if name != column])
     records = records_of(columns if column else tables, column, Reading(label=label))
     if not records.classes:
         raise InputError(f"data: the label {label!r} of {str(paths[0])!r} has no classes; the tasks here learn classes")
@@ -324,12 +346,13 @@ def _heart() -> Dataset:
 
 
 def _of_records(name: str, records: Any, owned: bool) -> Dataset:
-    """A dataset of clients' records; a fifth of every client's examples of each class is held out for the test set."""
+    """A dataset of clients' records; a fifth of every client's examples of each class is held out for the test set, in
+    a way that depends on no other client."""
     inputs = np.concatenate([own["input"] for own in records.data])
     labels = np.concatenate([own["label"] for own in records.data])
     owner = np.repeat(np.arange(len(records.data)), [len(own["label"]) for own in records.data])
-    pairs = owner * len(records.classes) + labels
-    held_out = hold_out(f"data: the held-out fraction of {name}", pairs, HELD_OUT, seed=0, rare=True)
+    called = f"data: the held-out fraction of {name}"
+    held_out = np.concatenate([hold_out(called, own["label"], HELD_OUT, seed=0, rare=True) for own in records.data])
     parts = [{"input": inputs[where].astype(np.float32), "label": labels[where]} for where in (~held_out, held_out)]
     return Dataset(
         name,

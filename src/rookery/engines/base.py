@@ -16,7 +16,7 @@ from rookery.federation.client import ProgramConfig, Record
 from rookery.federation.evaluation import ClientMetrics
 from rookery.federation.ledger import Ledger
 from rookery.federation.sampling import Sampling
-from rookery.vectors import Sequences, Values
+from rookery.vectors import Sequences, Values, row
 
 
 class ServerInputs(NamedTuple):
@@ -61,17 +61,19 @@ NO_RECORDS = Record(Sequences({}), ())  # of a server whose clients are elsewher
 class PreparedRun:
     """A run made ready: its static side, traced inputs, and where it begins.
 
-    Of a run that goes on with clients elsewhere, `versions` says which version of its record each of them is at.
+    Where clients are elsewhere, `record` is what the record of one of them is like, and, of a run that goes on,
+    `versions` says which version of its record each of them is at.
     """
 
     config: ProgramConfig
     inputs: Inputs
     carry: Carry
+    record: Any = None
     versions: Mapping[str, Any] | None = None
 
     def without_records(self) -> PreparedRun:
         """The same where clients keep their records to themselves."""
-        return replace(self, carry=Carry(self.carry.state, NO_RECORDS))
+        return replace(self, carry=Carry(self.carry.state, NO_RECORDS), record=row(self.carry.records, 0))
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,7 @@ class MessageSession(ABC):
       seats: where each client is.
       shapes: of one client's examples, and of its record.
       names: who the clients are, for sentences.
+      run: the name of the run, which every message says.
       traces: whether phases can be traced; what clients must answer is known then.
       say: told, in a sentence, when somebody does not answer and the run goes on.
     """
@@ -132,6 +133,7 @@ class MessageSession(ABC):
         seats: Sequence[Seat],
         shapes: tuple[Shard, Record],
         names: Sequence[str] = (),
+        run: str = "",
         on_failure: OnFailure | None = None,
         traces: bool = True,
         say: Callable[[str], Any] = lambda text: None,
@@ -153,6 +155,7 @@ class MessageSession(ABC):
         self._seats = seats
         self._names = names or [str(i) for i in range(len(seats))]
         self._say = say
+        self._run = run
         self._shapes = shapes
         self._session = uuid.uuid4().hex
         self._given_up = 0  # attempts of this process that did not count
@@ -243,6 +246,7 @@ class MessageSession(ABC):
         back = attempt.base - 1 if self.back is None else self.back
         return {
             "asked": asked,
+            "run": self._run,
             "client": client,
             "attempt": list(attempt),
             "builds_on": list(self.last[client]) if client in self.last else None,

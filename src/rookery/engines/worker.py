@@ -154,6 +154,14 @@ class Worker:
             return self.versions.all[0]
         return next((each for each in self.versions.all if each.attempt == attempt), None)
 
+    def conclude(self, final: Attempt | None) -> Record:
+        """Takes for good what a run ended with, and drops the rest; gives its record."""
+        ended = self._version(final or BEGINNING)
+        if ended is None:
+            raise MessageError(f"client {self.index}: its record of the last round that it was part of is lost")
+        self.versions.become([ended])
+        return ended.record
+
     def _settle(self, attempt: Attempt, builds_on: Attempt, back: int) -> None:
         """Takes for good what a message builds on, keeps what its attempt did so far, and drops the rest."""
         base = self._version(builds_on)

@@ -219,14 +219,14 @@ def launch(
     """
     name = f"{Path(experiment.task_name).stem}_{slug(short_name(experiment.method_name))}"
     with open_folder(folder, name) as opened:
-        with _discarded_when_refused(opened):
+        with discarded_when_refused(opened):
             described = experiment.to_json()
             assembly = experiment.assemble()
             say(assembly.clients.described())
             told = {"main_metric": assembly.main_metric, "falling": assembly.falling, "versions": versions()}
             write_text(opened / CONFIG, json.dumps(described | told, indent=1))
-            result = _go(experiment, assembly, opened, callbacks, resumed=False)
-        _finish(opened, result, experiment, assembly)
+            result = go(experiment, assembly, opened, callbacks, resumed=False)
+        finish(opened, result, experiment, assembly)
     return result, opened
 
 
@@ -259,15 +259,19 @@ def resume_folder(
         return Result.load(path), path
     with open_folder(path, "", existing=True):
         assembly = experiment.assemble()
-        result = _go(experiment, assembly, path, callbacks, resumed=True)
-        _finish(path, result, experiment, assembly)
+        result = go(experiment, assembly, path, callbacks, resumed=True)
+        finish(path, result, experiment, assembly)
     return result, path
 
 
-def _go(experiment: Experiment, assembly: Assembly, folder: Path, callbacks: Any, resumed: bool) -> Result:
-    """The run itself, until it ends or is interrupted."""
+def go(
+    experiment: Experiment, assembly: Assembly, folder: Path, callbacks: Any, resumed: bool, engine: Any = None
+) -> Result:
+    """The run itself, into a folder, until it ends or is interrupted; on the engine that the options name, or this."""
     options, history = experiment.options, HistoryFile(folder / HISTORY)
     arguments: dict[str, Any] = experiment.arguments(assembly)
+    if engine is not None:
+        arguments["engine"] = engine
     arguments["callbacks"] = [history, *(callbacks(folder) if callbacks else ())]
     where = (folder / CHECKPOINTS, options.checkpoint_every, options.keep)
     plan = Continued(*where, begin=history.begin) if resumed else Checkpoints(*where)
@@ -303,7 +307,7 @@ def read_experiment(folder: str | Path) -> Experiment:
 
 
 @contextlib.contextmanager
-def _discarded_when_refused(folder: Path) -> Iterator[None]:
+def discarded_when_refused(folder: Path) -> Iterator[None]:
     """A run that fails before it has done a round leaves nothing."""
     try:
         yield
@@ -316,7 +320,7 @@ def _discarded_when_refused(folder: Path) -> Iterator[None]:
         raise
 
 
-def _finish(folder: Path, result: Result, experiment: Experiment, assembly: Assembly) -> None:
+def finish(folder: Path, result: Result, experiment: Experiment, assembly: Assembly) -> None:
     """Writes the results; the checkpoints of a run that has ended are not needed any more."""
     write_results(folder, result, experiment.method_name, assembly.main_metric)
     if result.status != "interrupted":

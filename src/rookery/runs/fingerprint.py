@@ -20,7 +20,7 @@ from rookery.engines.base import PreparedRun
 from rookery.vectors import Tree
 
 UNCOMPARED = "?"  # how a digest begins that could not take in everything
-CODE = ("losses", "functions of the method", "functions of the sampling", "augmentation")  # what is told apart by code
+CODE = ("losses", "functions of the method", "functions of the sampling", "augmentation", "clients' metrics")  # by code
 
 
 def fingerprint(prepared: PreparedRun, metrics: Sequence[str] = ()) -> dict[str, str]:
@@ -29,17 +29,17 @@ def fingerprint(prepared: PreparedRun, metrics: Sequence[str] = ()) -> dict[str,
     return {
         "precision": config.precision,  # before what is held in it
         "problem": _digest(describe(config.problem, code=False)),
-        "losses": _code_digest(config.problem),
+        "losses": code_digest(config.problem),
         "method": _digest(describe(inputs.method, code=False), inputs.method),
-        "functions of the method": _code_digest(inputs.method),
+        "functions of the method": code_digest(inputs.method),
         "sampling": _digest(describe(inputs.sampling, code=False), inputs.sampling),
-        "functions of the sampling": _code_digest(inputs.sampling),
+        "functions of the sampling": code_digest(inputs.sampling),
         "batch size": _digest(repr(config.batch)),
         "data": _digest(
             repr({name: sorted(_shapes(level.rows)) for name, level in inputs.levels.items()}),
             (dict(inputs.levels), inputs.weights),
         ),
-        "augmentation": _code_digest(config.augment),
+        "augmentation": code_digest(config.augment),
         "seed": _digest("", jax.random.key_data(inputs.key)),
         "initial values": _digest(repr(jax.tree.structure(prepared.carry)), prepared.carry),
         "set of metrics": ", ".join(metrics),
@@ -60,10 +60,11 @@ def difference(stored: Mapping[str, str], now: Mapping[str, str]) -> str | None:
 def uncompared(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """The parts of two runs that may differ without being seen to."""
     versions = lambda name: {digest.get(name, "").split(" ")[0] for digest in (stored, now)}
-    return [name for name in CODE if len(versions(name)) > 1 or UNCOMPARED in now[name]]
+    return [name for name in CODE if name in now and (len(versions(name)) > 1 or UNCOMPARED in now[name])]
 
 
-def _code_digest(value: Any) -> str:
+def code_digest(value: Any) -> str:
+    """What tells functions, and all that they hold, from others; within one version of Python."""
     text = describe(value, code=True)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return f"{version} {UNCOMPARED if OPAQUE in text else ''}{_digest(text)}"

@@ -6,6 +6,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -426,5 +427,5 @@ def _resume(prepared: PreparedRun, state: RunState | None) -> tuple[PreparedRun,
     if not isinstance(state, RunState):
         raise InputError(f"state: {type(state).__name__} was given; a result's state is needed")
     inputs = prepared.inputs._replace(key=jax.random.wrap_key_data(jnp.asarray(state.key)))
-    resumed = PreparedRun(prepared.config, inputs, state.carry(prepared.carry), state.versions)
+    resumed = replace(prepared, inputs=inputs, carry=state.carry(prepared.carry), versions=state.versions)
     return resumed, state.ledger.copy(), state.seconds

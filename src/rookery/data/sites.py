@@ -1,0 +1,225 @@
+"""What a site holds, and what all of a federation may know of it. Imports only errors and data.
+
+A party of a federation has its own rows, or, at the server, none. Both make the same federation of it: the `Outline`
+says who there is, how many examples each has, which columns and classes; what is not one's own is blank. So tasks,
+checks and programs are the same everywhere, and a party's own rows never leave it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rookery.data.catalogue import DATASETS, HELD_OUT, TABLE, label_of, load
+from rookery.data.datasets import Dataset
+from rookery.data.inputs import Scale
+from rookery.data.parts import hold_out
+from rookery.data.tables import Reading, is_frame, read_csv, records_of
+from rookery.errors import InputError, failing, unknown
+
+MOST = 10**9  # examples of a site at most, and columns
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One site's own examples: labels are numbers of its own classes, which others may have more of."""
+
+    train: Mapping[str, np.ndarray]
+    test: Mapping[str, np.ndarray]
+    columns: tuple[str, ...]
+    classes: tuple[Any, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """What the server is told of it, as json has it: how many examples, which columns and classes, and of every
+        column the mean and the sum of squares around it, by which all scale their inputs alike."""
+        inputs = self.train["input"].astype(np.float64)
+        mean = inputs.mean(axis=0)
+        return {
+            "train": len(self.train["label"]),
+            "test": len(self.test["label"]),
+            "columns": list(self.columns),
+            "classes": list(self.classes),
+            "mean": mean.tolist(),
+            "squares": ((inputs - mean) ** 2).sum(axis=0).tolist(),
+        }
+
+
+def read_holding(source: str) -> Holding:
+    """What a site's own source holds: `csv:FILE`; `NAME#CLIENT`, a client of a dataset that has clients of its own; or
+    `MODULE:FUNCTION`, a function that gives a table, or `{"input": ..., "label": ...}`."""
+    if source.startswith(TABLE):
+        path = Path(source.removeprefix(TABLE)).expanduser()
+        if not path.is_file():
+            raise InputError(f"data: {source!r} was given; the csv file of one site is needed")
+        return _of_table(read_csv(path), str(path))
+    name, hash_, client = source.partition("#")
+    if hash_ and name in DATASETS:
+        return _of_client(load(name), client)
+    module, colon, function = source.rpartition(":")
+    if not colon:
+        raise InputError(
+            f"data: {source!r} was given; a site's own data is csv:FILE, NAME#CLIENT of a dataset, or MODULE:FUNCTION"
+        )
+    with failing(f"data: {source!r}, when it is read,"):
+        found = getattr(importlib.import_module(module), function)()
+    if isinstance(found, Mapping) and set(found) == {"input", "label"} and np.ndim(found["input"]) == 2:
+        inputs = np.asarray(found["input"])
+        names = [f"input{place}" for place in range(inputs.shape[1])]
+        found = {name: inputs[:, place] for place, name in enumerate(names)} | {"label": np.asarray(found["label"])}
+    if not (is_frame(found) or isinstance(found, Mapping)):
+        raise InputError(f"data: {source!r} gives {type(found).__name__}; a table with columns by name is needed")
+    return _of_table(found, source)
+
+
+def _of_table(table: Any, source: str) -> Holding:
+    """The holding in a table; a fifth of each class is held out, as every site does with its own."""
+    label = label_of(list(getattr(table, "columns", table)))
+    values = sorted({_plain(value) for value in np.asarray(table[label]).tolist()}, key=lambda v: (str(type(v)), v))
+    if not all(type(value) in (int, str) for value in values):
+        raise InputError(f"data: the label {label!r} of {source!r} has no classes; the tasks here learn classes")
+    padded = values if len(values) > 1 else [*values, _other(values[0])]  # a site may see one class alone
+    records = records_of([table], None, Reading(label=label, classes=padded))
+    own = {"input": records.data[0]["input"].astype(np.float32), "label": records.data[0]["label"]}
+    held = hold_out(f"data: the held-out fraction of {source}", own["label"], HELD_OUT, seed=0, rare=True)
+    train, test = ({name: array[where] for name, array in own.items()} for where in (~held, held))
+    return Holding(train, test, records.columns, tuple(values))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.strip()
+    return int(value) if isinstance(value, bool | int) or (isinstance(value, float) and value.is_integer()) else value
+
+
+def _other(value: Any) -> Any:
+    return value + 1 if isinstance(value, int) else f"not {value}"
+
+
+def _of_client(dataset: Dataset, client: str) -> Holding:
+    """One of a dataset's own clients."""
+    if client not in dataset.owners or dataset.owner is None or dataset.test_owner is None:
+        raise unknown(f"data: a client of {dataset.name}", client, dataset.owners)
+    number = dataset.owners.index(client)
+    parts = ((dataset.train, dataset.owner), (dataset.test, dataset.test_owner))
+    train, test = ({name: array[owner == number] for name, array in part.items()} for part, owner in parts)
+    return Holding(train, test, dataset.columns, dataset.class_names)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What all parties know of the sites' data: who there is, and how much; nothing of any row."""
+
+    names: tuple[str, ...]
+    train: tuple[int, ...]
+    test: tuple[int, ...]
+    columns: tuple[str, ...]
+    classes: tuple[Any, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Mapping[str, Any]]) -> Outline:
+        """What comes of the sites' own facts, by their names; sites that are not alike are refused."""
+        names = tuple(sorted(facts))
+        for name in names:
+            _check_facts(name, facts[name])
+        first = facts[names[0]]
+        for name in names:
+            if set(facts[name]["columns"]) != set(first["columns"]):
+                differ = sorted(set(facts[name]["columns"]) ^ set(first["columns"]))
+                raise InputError(
+                    f"data: site {name!r} and site {names[0]!r} do not have the same columns: {differ[0]!r} is at one "
+                    "of them alone"
+                )
+        classes = sorted({value for name in names for value in facts[name]["classes"]}, key=lambda v: (str(type(v)), v))
+        if len({type(value) for value in classes}) > 1 or len(classes) < 2:
+            raise InputError(f"data: the sites' labels are {classes}; two or more classes of one kind are needed")
+        mean, std = _pooled([_in_order(facts[name], first["columns"]) for name in names])
+        train, test = (tuple(facts[name][part] for name in names) for part in ("train", "test"))
+        return cls(names, train, test, tuple(first["columns"]), tuple(classes), mean, std)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Outline:
+        try:
+            return cls(**{field.name: tuple(given[field.name]) for field in dataclasses.fields(cls)})
+        except (KeyError, TypeError):
+            raise InputError("outline: it does not say who there is and how much each has") from None
+
+    def dataset(self, name: str, own: Mapping[str, Holding] | None = None) -> Dataset:
+        """The dataset of all sites, blank but for one's own rows."""
+        parts = {}
+        for part, sizes in (("train", self.train), ("test", self.test)):
+            rows = [self._rows(site, size, part, (own or {}).get(site)) for site, size in zip(self.names, sizes)]
+            parts[part] = {key: np.concatenate([each[key] for each in rows]) for key in ("input", "label")}
+        owner = lambda sizes: np.repeat(np.arange(len(self.names)), sizes)
+        return Dataset(
+            name,
+            parts["train"],
+            parts["test"],
+            len(self.classes),
+            Scale((len(self.columns),), mean=self.mean, std=self.std),
+            tuple(map(str, self.classes)),
+            owner(self.train),
+            self.names,
+            self.columns,
+            owner(self.test),
+        )
+
+    def _rows(self, site: str, size: int, part: str, own: Holding | None) -> Mapping[str, np.ndarray]:
+        if own is None:
+            return {"input": np.zeros((size, len(self.columns)), np.float32), "label": np.zeros(size, np.int32)}
+        rows = getattr(own, part)
+        if (
+            len(rows["label"]) != size
+            or set(own.columns) != set(self.columns)
+            or not set(own.classes) <= {*self.classes}
+        ):
+            raise InputError(f"outline: it does not say of site {site!r} what that site has said of itself")
+        order = [own.columns.index(column) for column in self.columns]
+        numbers = np.array([self.classes.index(value) for value in own.classes], np.int32)
+        return {"input": rows["input"][:, order], "label": numbers[rows["label"]]}
+
+
+def _check_facts(name: str, facts: Mapping[str, Any]) -> None:
+    """Refuses what no site can truly say of itself."""
+    width = len(facts["columns"]) if isinstance(facts.get("columns"), list) else 0
+    good = (
+        0 < width <= MOST
+        and all(isinstance(column, str) for column in facts["columns"])
+        and all(type(facts.get(part)) is int and 0 < facts[part] <= MOST for part in ("train", "test"))
+        and isinstance(facts.get("classes"), list)
+        and all(type(value) in (int, str) for value in facts["classes"])
+        and all(
+            isinstance(facts.get(part), list)
+            and len(facts[part]) == width
+            and all(isinstance(number, float | int) and np.isfinite(number) for number in facts[part])
+            for part in ("mean", "squares")
+        )
+    )
+    if not good:
+        raise InputError(f"data: site {name!r} does not say how many examples it has, of which columns and classes")
+
+
+def _in_order(facts: Mapping[str, Any], columns: list[str]) -> tuple[int, np.ndarray, np.ndarray]:
+    order = [facts["columns"].index(column) for column in columns]
+    return facts["train"], np.asarray(facts["mean"])[order], np.asarray(facts["squares"])[order]
+
+
+def _pooled(parts: list[tuple[int, np.ndarray, np.ndarray]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The mean and the standard deviation of all examples, from those of each site; of a constant column 1."""
+    count, mean, squares = parts[0]
+    for more, their_mean, their_squares in parts[1:]:
+        total, apart = count + more, their_mean - mean
+        squares = squares + their_squares + apart**2 * count * more / total
+        mean, count = mean + apart * more / total, total
+    std = np.sqrt(squares / count)
+    return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())

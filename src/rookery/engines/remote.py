@@ -1,0 +1,84 @@
+"""The engine of a federation: the server program here, every client behind a transport. Imports contracts only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery.data.batches import Shard
+from rookery.data.federated import Level, cast
+from rookery.engines.base import NO_RECORDS, Carry, PreparedRun
+from rookery.engines.messaging import MessageSession, OnFailure
+from rookery.engines.transport import Seat, Transport
+from rookery.engines.worker import own_shard
+from rookery.federation.client import Record
+from rookery.federation.evaluation import TEST, ClientMetrics, metric_names
+from rookery.federation.ledger import Ledger
+from rookery.federation.wire import Wire
+
+Join = Callable[[PreparedRun, Sequence[int]], None]  # tells sites, by their numbers, what they are part of
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Runs with clients elsewhere: their data and their records stay with them.
+
+    Args:
+      seats: where each client is.
+      names: who they are.
+      run: what the run is called at all sites, also when it goes on.
+      join: tells sites what they are part of, and makes sure that they have the same run in mind.
+      on_failure: what happens when somebody does not answer.
+      say: told, in a sentence, when somebody does not.
+    """
+
+    transport: Transport
+    seats: tuple[Seat, ...]
+    names: tuple[str, ...]
+    run: str
+    join: Join
+    on_failure: OnFailure | None = None
+    say: Callable[[str], Any] = lambda text: None
+
+    elsewhere = True  # records are not here
+
+    def open(self, prepared: PreparedRun, ledger: Ledger) -> RemoteSession:
+        self.join(prepared, range(len(self.transport.sites)))
+        return RemoteSession(self, prepared, ledger)
+
+
+class RemoteSession(MessageSession):
+    """A run in progress with all clients elsewhere."""
+
+    def __init__(self, engine: Remote, prepared: PreparedRun, ledger: Ledger):
+        self._engine, self._prepared = engine, prepared
+        examples: Shard = own_shard(prepared.inputs.levels, 0)
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), examples)
+        self._record: Record = prepared.record
+        super().__init__(
+            prepared,
+            ledger,
+            engine.transport,
+            Wire(Carry(prepared.carry.state, prepared.record)),
+            seats=engine.seats,
+            shapes=(shapes, prepared.record),
+            names=engine.names,
+            run=engine.run,
+            on_failure=engine.on_failure,
+            say=engine.say,
+        )
+
+    @property
+    def carry(self) -> Carry:
+        return Carry(self.state, NO_RECORDS)
+
+    def join(self, clients: Sequence[int]) -> None:
+        self._engine.join(self._prepared, sorted({self._seats[client].site for client in clients}))
+
+    def measure(self, function: ClientMetrics, test: Level) -> dict[str, np.ndarray]:
+        level = cast({TEST: test}, self.config.dtype)[TEST]
+        return self.measured(metric_names(function, level, self.state.z, self._record))

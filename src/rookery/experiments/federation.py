@@ -1,0 +1,232 @@
+"""The server of a federation: an experiment whose clients are elsewhere, run into a folder, and gone on with.
+
+Imports experiments, runs and engines.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rookery.data.partitions import Natural, parse
+from rookery.data.sites import Outline
+from rookery.engines.base import PreparedRun
+from rookery.engines.messaging import ClientsFailed, OnFailure
+from rookery.engines.remote import Remote
+from rookery.engines.transport import Outcome, Request, Seat, Transport
+from rookery.engines.worker import JOIN, REFUSED
+from rookery.errors import InputError, MessageError
+from rookery.experiments.configuration import agreement, common, read_configuration, write_configuration
+from rookery.experiments.experiment import (
+    CONFIG,
+    Callback,
+    Experiment,
+    discarded_when_refused,
+    finish,
+    go,
+    has_ended,
+)
+from rookery.experiments.site import GOODBYE, HELLO, assembled
+from rookery.federation.wire import Wire
+from rookery.files import write_text
+from rookery.runs.fingerprint import difference, uncompared
+from rookery.runs.folder import open_folder, versions
+from rookery.runs.own_metrics import SUMMARY
+from rookery.runs.prepare import precision_context
+from rookery.runs.result import Result
+from rookery.tasks.base import Assembly
+
+FEDERATION, MISSING = "federation", "missing.csv"
+
+Say = Callable[[str], Any]
+
+
+def serve(
+    folder: Path,
+    transport: Transport,
+    experiment: Experiment | None = None,
+    on_failure: OnFailure | None = None,
+    told: Mapping[str, Any] | None = None,
+    callbacks: Callable[[Path], Iterable[Callback]] | None = None,
+    say: Say = lambda text: None,
+) -> Result:
+    """Runs an experiment with clients behind a transport, into a folder; one that was stopped goes on, bit for bit.
+
+    Args:
+      folder: a new or empty one, or one of a run that was stopped.
+      experiment: what is run; None: what the folder says.
+      told: what the folder's configuration says besides, such as how its sites are started again.
+    """
+    resumed = (folder / CONFIG).is_file()
+    if resumed:
+        experiment, config = read_configuration(folder)
+        if has_ended(folder):
+            return Result.load(folder)
+    elif experiment is None:
+        raise InputError(f"run: {str(folder)!r} holds no {CONFIG}; the folder of a run is needed")
+    with open_folder(folder, "", existing=resumed):
+        if resumed:
+            return _served(_Server(experiment, config, transport, on_failure, say), folder, callbacks, resumed)
+        with discarded_when_refused(folder):
+            write_configuration(experiment, folder, {FEDERATION: {"run": uuid.uuid4().hex} | dict(told or {})})
+            experiment, config = read_configuration(folder)
+            return _served(_Server(experiment, config, transport, on_failure, say), folder, callbacks, resumed)
+
+
+def _served(server: _Server, folder: Path, callbacks: Any, resumed: bool) -> Result:
+    outline, config = server.greet(), server.config
+    before = config[FEDERATION].get("outline", outline)
+    if (None if outline is None else json.loads(json.dumps(outline.to_json()))) != before and resumed:
+        raise InputError("run: the sites, or how much data they have, are not what they were when it began")
+    assembly = server.assembly(outline)
+    if not resumed:
+        server.say(assembly.clients.described())
+        federation = config[FEDERATION] | {"outline": None if outline is None else outline.to_json()}
+        shown = {"main_metric": assembly.main_metric, "falling": assembly.falling, "versions": versions()}
+        write_text(folder / CONFIG, json.dumps(config | shown | {FEDERATION: federation}, indent=1))
+    result = go(server.experiment, assembly, folder, callbacks, resumed, server.engine(assembly, outline))
+    if result.missing.rows:
+        result.missing.to_csv(folder / MISSING)
+    if result.status != "interrupted":
+        server.part(result)
+    finish(folder, result, server.experiment, assembly)
+    return result
+
+
+class _Server:
+    """What a server says to its sites, and makes sure of."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        config: dict[str, Any],
+        transport: Transport,
+        on_failure: OnFailure | None,
+        say: Say,
+    ):
+        self.experiment = experiment
+        self.config = config
+        self.transport = transport
+        self.on_failure = on_failure or OnFailure()
+        self.say = say
+        self.run = str(config[FEDERATION]["run"])
+        self._clients: list[list[int]] = []  # of every site, which clients are there
+        self._wire = Wire()
+
+    def _ask(self, headers: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+        """What sites say, by their numbers; all must answer, and are asked again where the policy is to wait."""
+        answers: dict[int, dict[str, Any]] = {}
+        failures: dict[str, str] = {}
+        for _ in range(self.on_failure.tries if self.on_failure.policy == "wait" else 1):
+            left = {site: self._wire.encode((), dict(said)) for site, said in headers.items() if site not in answers}
+            requests = [Request(Seat(site, -1), body) for site, body in left.items()]
+            outcome: Outcome = self.transport.ask(requests, self.on_failure.deadline)
+            failures = {}
+            for site in left:
+                name, seat = self.transport.sites[site], Seat(site, -1)
+                if seat not in outcome.replies:
+                    failures[name] = outcome.failures.get(seat, "nothing came back")
+                    continue
+                try:
+                    answer = self._wire.header(outcome.replies[seat])
+                except MessageError as error:
+                    failures[name] = str(error)
+                    continue
+                if REFUSED in answer:
+                    raise InputError(str(answer[REFUSED]))
+                answers[site] = answer
+            if not failures:
+                return answers
+        raise ClientsFailed(failures)
+
+    def greet(self) -> Outline | None:
+        """Asks every site who it is, whether it has the same configuration, and how much data of its own."""
+        ours = common(self.config)
+        everybody = range(len(self.transport.sites))
+        answers = self._ask({site: {"asked": HELLO, "configuration": ours} for site in everybody})
+        facts: dict[str, Any] = {}
+        here = versions()
+        for site, said in answers.items():
+            name = str(said.get("name"))
+            theirs = said.get("configuration")
+            if not isinstance(theirs, dict) or (part := difference(ours, theirs)) is not None:
+                part = part if isinstance(theirs, dict) else "configuration"
+                raise InputError(f"site {name}: it has another {part} than the server; give both the same")
+            if name in facts:
+                raise InputError(f"site {name}: two sites say that they are it; names are of one site each")
+            if name != self.transport.sites[site]:
+                raise InputError(f"site {self.transport.sites[site]}: it says that it is {name!r}")
+            facts[name] = said.get("facts")
+            has = said["versions"] if isinstance(said.get("versions"), dict) else {}
+            for what in ("jax", "numpy", "python"):
+                if has.get(what) != here[what]:
+                    self.say(f"site {name} has {what} {has.get(what)}, and the server {here[what]}: bits may differ")
+        own = [name for name, said in facts.items() if said is not None]
+        if own and len(own) < len(facts):
+            other = next(name for name in facts if facts[name] is None)
+            raise InputError(f"site {other}: it has no data of its own, and site {own[0]} has; all must, or none")
+        if not own:
+            return None
+        if not all(isinstance(said, dict) for said in facts.values()):
+            raise InputError("data: a site does not say how much it has")
+        if not isinstance(parse(self.experiment.options.partition), Natural):
+            given = self.experiment.options.partition
+            raise InputError(f"partition: {given} was given, and sites have data of their own; natural is needed")
+        return Outline.of(facts)
+
+    def assembly(self, outline: Outline | None) -> Assembly:
+        """The task as the server has it: where sites have data of their own, without any, and what is measured is
+        measured with them."""
+        with precision_context(self.experiment.options.precision):
+            assembly = assembled(self.experiment, outline)
+        if outline is None:
+            return _measurable(assembly)
+        if assembly.client_metrics is None or assembly.clients.test is None:
+            self.say("nothing is measured: the server has no data, and this task has no metrics of clients")
+            return replace(assembly, metrics=None, client_metrics=None)
+        main = assembly.main_metric
+        known = any(main.endswith(f" {which}") for which in SUMMARY)
+        return replace(assembly, metrics=None, main_metric=main if known else f"{main} weighted")
+
+    def engine(self, assembly: Assembly, outline: Outline | None) -> Remote:
+        population, sites = assembly.clients.population, len(self.transport.sites)
+        if outline is None:
+            at = [client % sites for client in range(population)]
+        else:
+            at = [self.transport.sites.index(name) for name in outline.names]
+        self._clients = [[client for client in range(population) if at[client] == site] for site in range(sites)]
+
+        def join(prepared: PreparedRun, which: Sequence[int]) -> None:
+            said = {"asked": JOIN, "run": self.run, "outline": None if outline is None else outline.to_json()}
+            ours = agreement(prepared, assembly.client_metrics)
+            for site, answer in self._ask({site: said | {"clients": self._clients[site]} for site in which}).items():
+                name, theirs = self.transport.sites[site], answer.get("agreement")
+                if not isinstance(theirs, dict) or (part := difference(theirs, ours)) is not None:
+                    part = part if isinstance(theirs, dict) else "run"
+                    raise InputError(f"site {name}: it makes another {part} of the configuration than the server does")
+                if parts := uncompared(theirs, ours):
+                    self.say(f"site {name}: its {', '.join(parts)} cannot be compared with the server's")
+
+        seats = tuple(Seat(site, client) for client, site in enumerate(at))
+        return Remote(self.transport, seats, assembly.clients.names, self.run, join, self.on_failure, self.say)
+
+    def part(self, result: Result) -> None:
+        """Tells all sites how the run ended; who does not hear it has everything still."""
+        last = (result.state.versions or {}).get("last", {})
+        said = {"asked": GOODBYE, "run": self.run}
+        finals = [{str(client): last.get(str(client)) for client in clients} for clients in self._clients]
+        try:
+            self._ask({site: said | {"final": final} for site, final in enumerate(finals)})
+        except (ClientsFailed, InputError) as error:
+            self.say(f"not every site heard that the run has ended: {error}")
+
+
+def _measurable(assembly: Assembly) -> Assembly:
+    """A task without what reads clients' own variables, which the server does not have."""
+    if not assembly.problem.local or assembly.metrics is None:
+        return assembly
+    return replace(assembly, metrics=None)

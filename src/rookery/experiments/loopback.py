@@ -1,0 +1,81 @@
+"""A federation on this machine, a process for every site: for trying. Imports experiments and engines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from rookery.data.catalogue import TABLE, load
+from rookery.data.partitions import Natural, parse
+from rookery.engines.messaging import OnFailure
+from rookery.engines.processes import Processes, Program
+from rookery.errors import InputError
+from rookery.experiments.experiment import CONFIG, Callback, Experiment, read_config
+from rookery.experiments.federation import FEDERATION, Say, serve
+from rookery.experiments.site import SITE
+from rookery.files import slug, undamaged, write_text
+from rookery.runs.result import Result
+
+Sources = Mapping[str, str | None]  # sites by name, and the data that is their own; None: shares of what everybody has
+
+
+def sources_of(experiment: Experiment, sites: int | None) -> dict[str, str | None]:
+    """The sites of an experiment on this machine: those that the data has, each with its own; or as many as are asked
+    for, with shares of data that everybody has."""
+    partition, data = parse(experiment.options.partition), getattr(experiment.task, "data", None)
+    if not isinstance(partition, Natural) or partition.column is not None or not isinstance(data, str):
+        return {f"site-{number + 1}": None for number in range(3 if sites is None else sites)}
+    dataset = load(data)
+    if not dataset.owners:
+        raise InputError(f"partition: natural was given, and {dataset.name} has no clients of its own")
+    if sites is not None and sites != len(dataset.owners):
+        raise InputError(f"sites: {sites} was given, and {dataset.name} has {len(dataset.owners)} clients of its own")
+    if not data.startswith(TABLE):
+        return {name: f"{data}#{name}" for name in dataset.owners}
+    folder = Path(data.removeprefix(TABLE)).expanduser().resolve()
+    if not folder.is_dir():
+        raise InputError(f"data: {data!r} was given; sites have a file each: csv:FOLDER is needed")
+    return {name: f"{TABLE}{folder / name}.csv" for name in dataset.owners}
+
+
+def federate(
+    experiment: Experiment | None,
+    folder: Path,
+    sources: Sources | None = None,
+    on_failure: OnFailure | None = None,
+    callbacks: Callable[[Path], Iterable[Callback]] | None = None,
+    say: Say = lambda text: None,
+) -> Result:
+    """Runs an experiment with a process for every site, into a folder, or goes on with one; sites end with it.
+
+    What is a site's own, its records and its log, is in the folder's sites/NAME.
+    """
+    if sources is None:
+        told = read_config(folder).get(FEDERATION)
+        if not isinstance(told, dict) or not isinstance(told.get("sites"), dict):
+            raise InputError(f"run: {str(folder)!r} does not say how its sites are started")
+        with undamaged(folder / CONFIG, "run"):
+            sites, policy = {str(name): data for name, data in told["sites"].items()}, OnFailure(**told["on_failure"])
+    else:
+        sites, policy = dict(sources), on_failure or OnFailure()
+    told = {"transport": "loopback", "sites": sites, "on_failure": vars(policy)}
+    with contextlib.closing(Processes(programs(folder, sites))) as transport:
+        return serve(folder, transport, experiment, policy, told, callbacks, say)
+
+
+def programs(folder: Path, sources: Sources) -> dict[str, Program]:
+    """How the sites of a run are started; what is theirs is in a folder of their own."""
+    found = {}
+    for name, data in sources.items():
+        place = (folder / "sites" / slug(name)).resolve()
+
+        def told(place: Path = place, name: str = name, data: str | None = data) -> None:
+            site = {"name": name, "configuration": str(folder.resolve()), "data": data}
+            write_text(place / SITE, json.dumps(site, indent=1))
+
+        command = [sys.executable, "-m", "rookery.experiments.site", str(place)]
+        found[name] = Program(command, place / "site.log", before=told)
+    return found

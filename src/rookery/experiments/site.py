@@ -1,0 +1,231 @@
+"""One site of a federation: its own data, and a worker for each of its clients; bytes in, bytes out.
+
+    python -m rookery.experiments.site FOLDER
+
+runs one that is asked through its standard input; FOLDER holds site.json. Imports experiments, runs and engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import numpy as safetensors
+
+from rookery.data.catalogue import standing_in
+from rookery.data.federated import cast
+from rookery.data.sites import Holding, Outline, read_holding
+from rookery.engines.processes import serve
+from rookery.engines.versions import Attempt
+from rookery.engines.worker import JOIN, Refused, Worker, own_shard, refusal
+from rookery.errors import InputError, MessageError
+from rookery.experiments.configuration import agreement, common, read_configuration
+from rookery.experiments.experiment import Experiment
+from rookery.federation.evaluation import TEST
+from rookery.federation.wire import Opened, Wire
+from rookery.files import fill_folder, read_json, slug, write_text
+from rookery.runs.compiled import keep_compiled
+from rookery.runs.fingerprint import difference
+from rookery.runs.folder import versions
+from rookery.runs.prepare import precision_context, prepare
+from rookery.runs.result import describe
+from rookery.tasks.base import Assembly
+from rookery.vectors import row
+
+HELLO, GOODBYE = "hello", "goodbye"  # what a site can be asked, besides `JOIN` and what its clients can
+SITE, JOINED = "site.json", "joined.json"
+
+
+def assembled(experiment: Experiment, outline: Outline | None, own: Mapping[str, Holding] | None = None) -> Assembly:
+    """The task, where sites have data of their own: of all of them in outline, with as much as is here."""
+    if outline is None:
+        return experiment.assemble()
+    with standing_in(outline.dataset(experiment.task.data, own)):
+        return experiment.assemble()
+
+
+class Site:
+    """A site that answers messages.
+
+    Args:
+      configuration: the folder of the configuration, which is the same at all parties.
+      folder: where it keeps what is its own: its clients' records, and in the end their own variables.
+      name: who it is.
+      data: its own data, as `read_holding` takes it; None: clients' shares of data that everybody has.
+    """
+
+    def __init__(self, configuration: Path, folder: Path, name: str, data: str | None = None):
+        self.experiment, self.config = read_configuration(configuration)
+        self.folder = folder
+        self.name = name
+        self._data = data
+        self._holding: Holding | None = None
+        self._workers: dict[int, Worker] = {}
+        self._run: str | None = None  # the run that it is part of
+        self._wire = Wire()
+
+    def receive(self, message: bytes) -> bytes:
+        """What it says to a message. Of what goes wrong here the server learns that it did, and the log why: a
+        sentence about data may hold some of it."""
+        try:
+            with precision_context(self.experiment.options.precision):
+                return self._answered(message)
+        except MessageError as error:
+            self._say(str(error))
+            return refusal(self._wire, error)
+        except Exception as error:  # whatever the user's own code may raise
+            self._say(traceback.format_exc() if not isinstance(error, InputError) else str(error))
+            sentence = f"site {self.name}: it failed, with {type(error).__name__}; its log says why"
+            return refusal(self._wire, MessageError(sentence))
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def _answered(self, message: bytes) -> bytes:
+        opened = self._wire.open(message)
+        asked, header = opened.header.get("asked"), opened.header
+        if asked == HELLO:
+            return self._wire.encode((), self._hello(header))
+        if asked == JOIN:
+            return self._wire.encode((), self._join(header, self._outline(header)))
+        self._check_joined(header.get("run"))
+        if asked == GOODBYE:
+            return self._wire.encode((), self._goodbye(header))
+        return self._worker(opened).receive(message)
+
+    # The handshake.
+
+    def _hello(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        theirs, ours = header.get("configuration"), common(self.config)
+        if not isinstance(theirs, dict) or (part := difference(theirs, ours)) is not None:
+            part = part if isinstance(theirs, dict) else "configuration"
+            raise MessageError(f"site {self.name}: the server has another {part} than this site; give both the same")
+        facts = None if self._data is None else self._own().facts()
+        return {"name": self.name, "configuration": ours, "facts": facts, "versions": versions()}
+
+    def _own(self) -> Holding:
+        assert self._data is not None
+        if self._holding is None:
+            self._holding = read_holding(self._data)
+        return self._holding
+
+    def _outline(self, header: Mapping[str, Any]) -> Outline | None:
+        given = header.get("outline")
+        if (given is None) != (self._data is None):
+            raise MessageError(f"site {self.name}: all sites, or none, must have data of their own")
+        return None if given is None else Outline.from_json(given)
+
+    def _join(self, header: Mapping[str, Any], outline: Outline | None) -> dict[str, Any]:
+        """Makes the run ready, with a worker for each client that is here."""
+        run, clients = header.get("run"), header.get("clients")
+        if not isinstance(run, str) or not isinstance(clients, list) or any(type(i) is not int for i in clients):
+            raise MessageError("message: it does not say which run is joined, and with which clients")
+        if outline is not None and [outline.names[i : i + 1] for i in clients] != [(self.name,)]:
+            raise MessageError(f"site {self.name}: it is told to be {clients} of {', '.join(outline.names)}")
+        experiment = self.experiment
+        assembly = assembled(experiment, outline, None if outline is None else {self.name: self._own()})
+        arguments = experiment.arguments(assembly)
+        names = ("problem", "clients", "x", "y", "start", "sampling", "batch_size", "seed", "precision")
+        with experiment.advised():
+            prepared = prepare(method=experiment.method, **{name: arguments[name] for name in names})
+        if any(not 0 <= i < prepared.config.population for i in clients):
+            raise MessageError(f"site {self.name}: it is told to be clients {clients} of {prepared.config.population}")
+        place = self.folder / "records" / slug(run)
+        self._check_data(place, prepared.inputs.levels, clients)
+        self._wire = Wire(prepared.carry)
+        self._workers = {
+            i: Worker(
+                prepared.config,
+                prepared.inputs.method,
+                own_shard(prepared.inputs.levels, i),
+                i,
+                self._wire,
+                row(prepared.carry.records, i),
+                folder=place / str(i),
+            )
+            for i in clients
+        }
+        function, test = assembly.client_metrics, assembly.clients.test
+        if function is not None and test is not None:
+            held = cast({TEST: test}, prepared.config.dtype)
+            for worker in self._workers.values():
+                worker.test = (function, own_shard(held, worker.index), int(np.max(test.size)))
+        self._run = run
+        write_text(place / JOINED, json.dumps({**header, "data": self._data}))
+        return {"agreement": agreement(prepared, function)}
+
+    def _check_data(self, place: Path, levels: Mapping[str, Any], clients: list[int]) -> None:
+        """Refuses to go on with other data than a run began with."""
+        total = hashlib.sha256()
+        for i in clients:
+            for name, level in own_shard(levels, i).levels.items():
+                total.update(name.encode())
+                for leaf in level.rows.values() if isinstance(level.rows, Mapping) else [level.rows]:
+                    total.update(np.ascontiguousarray(leaf).tobytes())
+        path = place / "data.json"
+        if path.is_file() and read_json(path, "site").get("data") != total.hexdigest():
+            raise MessageError(f"site {self.name}: its data is not what it was when the run began")
+        write_text(path, json.dumps({"data": total.hexdigest()}))
+
+    def _check_joined(self, run: Any) -> None:
+        """Makes sure that it is part of a run: a process that was started again reads what it had been told."""
+        if run is not None and run == self._run:
+            return
+        place = self.folder / "records" / slug(str(run)) / JOINED
+        if not isinstance(run, str) or not place.is_file():
+            raise Refused(f"site {self.name}: it has not joined this run", JOIN)
+        told = read_json(place, "site")
+        self._join(told, self._outline(told))
+
+    def _worker(self, opened: Opened) -> Worker:
+        client = opened.header.get("client")
+        if not isinstance(client, int) or client not in self._workers:
+            raise MessageError(f"site {self.name}: client {client!r} is not here; here are {sorted(self._workers)}")
+        return self._workers[client]
+
+    def _goodbye(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        """Takes for good what a run ended with, and leaves its clients' own variables where they are theirs to use."""
+        final = header.get("final")
+        if not isinstance(final, dict) or set(final) != set(map(str, self._workers)):
+            raise MessageError("message: it does not say how the run ended for the clients that are here")
+        for i, worker in self._workers.items():
+            arrays: dict[str, np.ndarray] = {}
+            record = worker.conclude(None if final[str(i)] is None else Attempt.of(final[str(i)]))
+            for name, tree in record.local.trees().items():
+                describe(tree, name, arrays)
+            if arrays:
+                own = self.folder / f"own-{i}.safetensors"
+                write = lambda aside, own=own, arrays=arrays: safetensors.save_file(arrays, aside / own.name)
+                fill_folder(self.folder, write, last=own.name)
+        return {"name": self.name}
+
+
+@contextlib.contextmanager
+def _replies() -> Iterator[Any]:
+    """The standard output for replies alone: what others print goes to the log."""
+    with os.fdopen(os.dup(1), "wb") as replies:
+        os.dup2(2, 1)
+        yield replies
+
+
+def main() -> int:
+    """Runs the site of a folder."""
+    folder = Path(sys.argv[1])
+    told = read_json(folder / SITE, "site")
+    keep_compiled()
+    with _replies() as replies:
+        site = Site(Path(told["configuration"]), folder, told["name"], told.get("data"))
+        serve(site.receive, sys.stdin.buffer, replies)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
