@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,7 +162,17 @@ def federate(arguments: list[str], console: Console) -> int:
     folder = options.out or make_folder(name)
     say = lambda text: console.print(text, markup=False, soft_wrap=True)
     say(f"{len(sources)} sites, a process each: {', '.join(sources)}")
-    return _watched_federation(experiment, folder, console, sources, options.policy)
+    if options.transport == "loopback":
+        return _watched_federation(experiment, folder, console, sources, options.policy)
+    try:
+        framework = importlib.import_module(f"rookery.experiments.{options.transport}")
+        result = framework.federate(experiment, folder, sources, options.policy, say)
+    except KeyboardInterrupt:
+        say(f"interrupted; what was done is in {folder}: the same command with --out {folder} goes on")
+        return 130
+    show_results(console, {short_name(experiment.method_name): result})
+    say(f"results in {folder / 'server'}; what else was written, and the logs, in {folder}")
+    return 0 if result.status in ("done", "stopped") else 1
 
 
 def _watched_federation(

@@ -93,6 +93,7 @@ class Worker:
         self._shard = shard
         self._wire = wire
         self._jit = jit
+        self._initial = record
         self.versions = Versions(record, folder)
         self._kept: dict[int, Vector] = {}  # the vectors of the attempt that it has been sent
         self._attempt: Attempt | None = None  # the one that they are of
@@ -152,7 +153,8 @@ class Worker:
     def _version(self, attempt: Attempt) -> Version | None:
         if not jax.tree.leaves(self.versions.all[0].record):  # what is nothing is the same after every round
             return self.versions.all[0]
-        return next((each for each in self.versions.all if each.attempt == attempt), None)
+        found = next((each for each in self.versions.all if each.attempt == attempt), None)
+        return Version(BEGINNING, self._initial) if found is None and attempt == BEGINNING else found
 
     def conclude(self, final: Attempt | None) -> Record:
         """Takes for good what a run ended with, and drops the rest; gives its record."""

@@ -43,6 +43,7 @@ from rookery.tasks.base import Assembly
 FEDERATION, MISSING = "federation", "missing.csv"
 
 Say = Callable[[str], Any]
+Sources = Mapping[str, str | None]  # sites by name, and the data that is their own; None: shares of what everybody has
 
 
 def serve(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rookery.data.catalogue import TABLE, load
@@ -14,12 +14,10 @@ from rookery.engines.messaging import OnFailure
 from rookery.engines.processes import Processes, Program
 from rookery.errors import InputError
 from rookery.experiments.experiment import CONFIG, Callback, Experiment, read_config
-from rookery.experiments.federation import FEDERATION, Say, serve
+from rookery.experiments.federation import FEDERATION, Say, Sources, serve
 from rookery.experiments.site import SITE
 from rookery.files import slug, undamaged, write_text
 from rookery.runs.result import Result
-
-Sources = Mapping[str, str | None]  # sites by name, and the data that is their own; None: shares of what everybody has
 
 
 def sources_of(experiment: Experiment, sites: int | None) -> dict[str, str | None]:

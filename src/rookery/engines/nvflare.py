@@ -1,0 +1,68 @@
+"""The transport of a federation on NVIDIA FLARE's Collab API, which hands us its proxies. Imports contracts only.
+
+A client's process lives as long as its job, so nothing is sent twice. Whatever a call fails with, its text may hold a
+site's words: only the kind of the failure is told.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rookery.engines.transport import Outcome, Request, Seat
+
+PATIENCE = 600.0  # seconds that an exchange may take where nothing is said
+
+
+class NVFlare:
+    """Sites behind FLARE's clients.
+
+    Args:
+      proxies: of every site, by its name, what its published functions are called through.
+      function: the name of the published function, of bytes to bytes.
+      aborted: says that the job was ended by somebody.
+    """
+
+    forgets = False
+
+    def __init__(self, proxies: Mapping[str, Any], function: str, aborted: Callable[[], bool] = lambda: False):
+        self._proxies = list(proxies.values())
+        self._function = function
+        self._aborted = aborted
+        self.sites = list(proxies)
+
+    def ask(self, requests: Sequence[Request], deadline: float | None) -> Outcome:
+        patience = deadline or PATIENCE
+        end = time.monotonic() + patience
+        said: queue.SimpleQueue[tuple[Seat, Any, str]] = queue.SimpleQueue()
+
+        def one(request: Request) -> None:
+            try:
+                call = getattr(self._proxies[request.seat.site](timeout=patience), self._function)
+                said.put((request.seat, call(request.body), ""))
+            except BaseException as error:  # an exception of theirs; its text is not ours to show
+                said.put((request.seat, None, str(getattr(error, "cause_type", None) or type(error).__name__)))
+
+        for request in requests:  # each in a thread: a group call would send all the same
+            threading.Thread(target=one, args=(request,), daemon=True).start()
+        replies: dict[Seat, bytes] = {}
+        failures: dict[Seat, str] = {}
+        while len(replies) + len(failures) < len(requests):
+            try:
+                seat, reply, why = said.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                break
+            if self._aborted():
+                raise RuntimeError("the job was aborted")
+            if isinstance(reply, bytes | bytearray):
+                replies[seat] = bytes(reply)
+            else:
+                failures[seat] = f"its call failed, with {why}" if why else "what it sent is no reply"
+        late = {request.seat for request in requests} - {*replies, *failures}
+        return Outcome(replies, failures | dict.fromkeys(late, "it did not answer in time"))
+
+    def close(self) -> None:
+        pass

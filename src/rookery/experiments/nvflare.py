@@ -1,0 +1,274 @@
+"""A federation on NVIDIA FLARE: the two sides of its job, the folder that is submitted, and all of it on this machine.
+
+Imports experiments and engines; needs `nvflare` where a job is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rookery.engines.messaging import ClientsFailed, OnFailure
+from rookery.engines.nvflare import PATIENCE, NVFlare
+from rookery.engines.processes import Processes, Program
+from rookery.engines.transport import Request, Seat
+from rookery.engines.worker import refusal
+from rookery.errors import InputError, MessageError
+from rookery.experiments.configuration import read_configuration, write_configuration
+from rookery.experiments.experiment import CONFIG, Experiment
+from rookery.experiments.federation import FEDERATION, Say, Sources, serve
+from rookery.experiments.machines import Started, environment, free_ports, own_folder, patiently
+from rookery.experiments.site import SITE
+from rookery.federation.wire import Wire
+from rookery.files import read_json, slug, write_text
+from rookery.runs.compiled import keep_compiled
+from rookery.runs.result import Result
+
+JOB, SETTINGS = "job", "rookery.json"  # the folder that is submitted, and a party's own settings, in its local/
+SERVER, CLIENT, ANSWER = "rookery_server", "rookery_client", "answer"
+ORGANISATION, ADMIN = "federation", "admin@federation.org"
+
+_SERVER = '''"""Rookery's server, as FLARE runs it."""
+
+from nvflare.collab import collab
+
+from rookery.experiments.nvflare import run_server
+
+
+@collab.main
+def server():
+    run_server(collab)
+'''
+
+_CLIENT = '''"""Rookery's site, as FLARE runs it."""
+
+from nvflare.collab import collab
+
+from rookery.experiments.nvflare import run_site
+
+
+@collab.publish
+def answer(body: bytes) -> bytes:
+    return run_site(collab, body)
+'''
+
+
+def write_job(experiment: Experiment, folder: Path, sources: Sources, on_failure: OnFailure, run: str) -> None:
+    """Writes the folder that is submitted to FLARE, `folder`/job, and a project to provision, project.yml."""
+    with _installed():
+        from nvflare.collab import CollabRecipe
+    told = {"transport": "nvflare", "run": run, "sites": dict.fromkeys(sources), "on_failure": vars(on_failure)}
+    with tempfile.TemporaryDirectory() as aside:
+        code, files = Path(aside) / "code", Path(aside) / "files"
+        code.mkdir()
+        (code / f"{SERVER}.py").write_text(_SERVER)
+        (code / f"{CLIENT}.py").write_text(_CLIENT)
+        write_configuration(experiment, files, {FEDERATION: told})
+        sys.path.insert(0, str(code))
+        try:
+            server, client = (importlib.import_module(name) for name in (SERVER, CLIENT))
+            recipe = CollabRecipe(job_name=JOB, server=server, client=client, min_clients=len(sources))
+            recipe.add_server_file(str(files))
+            recipe.add_client_file(str(files))
+            recipe.export(str(folder))
+        finally:
+            sys.path.remove(str(code))
+            for name in (SERVER, CLIENT):
+                sys.modules.pop(name, None)
+    write_text(folder / "project.yml", json.dumps(project(list(sources), "localhost", 8002), indent=1))
+
+
+def project(sites: list[str], host: str, port: int) -> dict[str, Any]:
+    """What FLARE provisions: a server, a client for every site, somebody who submits. (json is yaml.)"""
+    who = [{"name": host, "type": "server", "org": ORGANISATION, "fed_learn_port": port}]
+    who += [{"name": site, "type": "client", "org": ORGANISATION} for site in sites]
+    who += [{"name": ADMIN, "type": "admin", "org": ORGANISATION, "role": "project_admin"}]
+    made = "nvflare.lighter.impl."
+    return {
+        "api_version": 3,
+        "name": "rookery",
+        "description": "A federation with Rookery",
+        "participants": who,
+        "builders": [
+            {"path": f"{made}workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
+            {"path": f"{made}static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
+            {"path": f"{made}cert.CertBuilder"},
+            {"path": f"{made}signature.SignatureBuilder"},
+        ],
+    }
+
+
+@contextlib.contextmanager
+def _installed() -> Iterator[None]:
+    try:
+        yield
+    except ImportError:
+        raise InputError(
+            'transport: nvflare was given, and it is not installed; pip install "rookery[nvflare]"'
+        ) from None
+
+
+# What FLARE runs.
+
+
+def _places(collab: Any) -> tuple[Path, Path, dict[str, Any]]:
+    """Where a job's configuration is, where this party keeps what outlasts a job, and its own settings."""
+    workspace, job = collab.workspace, collab.fl_ctx.get_job_id()
+    settings = Path(workspace.get_site_config_dir()) / SETTINGS
+    own = read_json(settings, "settings") if settings.is_file() else {}
+    kept = own.get("folder") or Path(workspace.get_root_dir()) / "rookery"
+    return Path(workspace.get_app_custom_dir(job)), Path(kept), own
+
+
+def run_server(collab: Any) -> None:
+    """The server of a job: begins the run, or goes on with it where the same job was submitted before."""
+    folder, kept, _ = _places(collab)
+    experiment, config = read_configuration(folder)
+    told = config[FEDERATION]
+    policy, out = OnFailure(**told["on_failure"]), kept / "runs" / slug(told["run"])
+    try:
+        proxies = {client.name: client for client in collab.clients}
+        for name in told["sites"]:
+            if name not in proxies:
+                raise InputError(f"site {name}: it is not connected; here are {', '.join(sorted(proxies))}")
+        if others := sorted(set(proxies) - set(told["sites"])):
+            raise InputError(f"site {others[0]}: it is no site of this federation: {', '.join(told['sites'])}")
+        keep_compiled()
+        transport = NVFlare({name: proxies[name] for name in told["sites"]}, ANSWER, lambda: collab.is_aborted)
+        more = {"transport": "nvflare", "run": told["run"]}
+        result = serve(out, transport, experiment, policy, more, say=lambda text: print(text, flush=True))
+    except (ClientsFailed, InputError) as error:
+        write_text(kept / "runs" / f"{slug(told['run'])}.txt", str(error))
+        raise RuntimeError(str(error)) from None
+    print(f"{result.status} after round {result.state.round}; results in {out}", flush=True)
+    shown = Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id())) / "rookery"  # what is downloaded
+    shutil.copytree(out, shown, dirs_exist_ok=True, ignore=shutil.ignore_patterns("checkpoints", ".*"))
+
+
+_BUSY = threading.Lock()
+_SITE: list[Processes] = []
+
+
+def run_site(collab: Any, body: bytes) -> bytes:
+    """What a site says to a message. The work is done in a process of its own, which is started again if it ends:
+    FLARE would end the whole job with it."""
+    folder, kept, own = _places(collab)
+    patience = read_json(folder / CONFIG, "configuration")[FEDERATION]["on_failure"]["deadline"] or PATIENCE
+    if not _BUSY.acquire(timeout=patience):
+        return refusal(Wire(), MessageError(f"site {collab.site_name}: it is busy with another message"))
+    try:
+        if not _SITE:
+            place = kept / "site"
+            told = {"name": collab.site_name, "configuration": str(folder), "data": own.get("data")}
+            program = Program(
+                [sys.executable, "-m", "rookery.experiments.site", str(place)],
+                place / "site.log",
+                before=lambda: write_text(place / SITE, json.dumps(told, indent=1)),
+            )
+            _SITE.append(Processes({collab.site_name: program}))
+        outcome = _SITE[0].ask([Request(Seat(0, -1), body)], patience)
+        why = next(iter(outcome.failures.values()), "nothing came back")
+        return outcome.replies.get(Seat(0, -1)) or refusal(Wire(), MessageError(f"site {collab.site_name}: {why}"))
+    finally:
+        _BUSY.release()
+
+
+# All of it on this machine.
+
+
+def federate(
+    experiment: Experiment, folder: Path, sources: Sources, on_failure: OnFailure, say: Say = lambda text: None
+) -> Result:
+    """Runs an experiment with FLARE's server and a client for every site on this machine, each with its certificate,
+    and ends them all. The same again, with the same folder, goes on."""
+    with _installed():
+        from nvflare.fuel.flare_api.flare_api import new_secure_session
+    with own_folder(folder) as out, contextlib.ExitStack() as stack:
+        work = out / "nvflare"
+        kits = work / "workspace" / "rookery" / "prod_00"
+        around = environment(HOME=str(work / "home"), NVFLARE_SECURE_LOGGING="1")
+        if not kits.is_dir():
+            (work / "home").mkdir(parents=True, exist_ok=True)
+            write_job(experiment, work, sources, on_failure, f"{slug(out.name)}-{int(time.time())}")
+            provision(work, sources, around)
+        stack.callback(end_all, kits)
+        for party in ("localhost", *sources):
+            command = ["bash", str(kits / party / "startup" / "sub_start.sh"), "--once"]
+            stack.enter_context(Started(command, work / f"{slug(party)}.log", around, kits / party))
+        say(f"FLARE's server and {len(sources)} clients are started, with certificates of their own")
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))  # FLARE says that it connects
+        session = patiently(lambda: new_secure_session(ADMIN, str(kits / ADMIN), timeout=5.0), 60.0)
+        stack.callback(session.close)
+        patiently(lambda: _all_there(session, list(sources)), 60.0)
+        job = session.submit_job(str(work / JOB))
+        say("the job is submitted")
+        session.monitor_job(job, timeout=0.0, poll_interval=0.5)
+        told = read_json(next((work / JOB).rglob(CONFIG)), "job")[FEDERATION]
+        return _ended(kits / "localhost" / "rookery" / "runs", slug(told["run"]), work, out / "server")
+
+
+def provision(work: Path, sources: Sources, around: dict[str, str]) -> None:
+    """Makes every party's kit, and gives sites their own settings."""
+    port = free_ports(1)[0]
+    write_text(work / "here.yml", json.dumps(project(list(sources), "localhost", port), indent=1))
+    command = [
+        str(Path(sys.executable).parent / "nvflare"),
+        "provision",
+        "-p",
+        "here.yml",
+        "-w",
+        "workspace",
+        "--force",
+    ]
+    with open(work / "provision.log", "wb") as log:
+        done = subprocess.run(
+            command, cwd=work, env=around, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False
+        )
+    if done.returncode:
+        raise InputError(f"transport: nvflare does not provision; {str(work / 'provision.log')!r} says why")
+    kits = work / "workspace" / "rookery" / "prod_00"
+    for party in ("localhost", *sources):
+        local = kits / party / "local"
+        text = (local / "resources.json.default").read_text()
+        text = text.replace("/tmp/nvflare/", f"{work / 'store'}/")  # one store for all servers of a machine, otherwise
+        text = text.replace('"allow_log_streaming": true', '"allow_log_streaming": false')  # a site's log is its own
+        (local / "resources.json").write_text(text)
+        if sources.get(party) is not None:
+            write_text(local / SETTINGS, json.dumps({"data": sources[party]}))
+
+
+def _all_there(session: Any, sites: list[str]) -> None:
+    there = {client.name for client in session.get_system_info().client_info}
+    if missing := [site for site in sites if site not in there]:
+        raise InputError(f"site {missing[0]}: it did not connect")
+
+
+def end_all(kits: Path) -> None:
+    """Ends what FLARE has started for its jobs, in groups of their own: found by the kits in their command lines."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(place.name) != os.getpid() and f"{kits}/".encode() in (place / "cmdline").read_bytes():
+                os.kill(int(place.name), signal.SIGKILL)
+
+
+def _ended(runs: Path, run: str, work: Path, out: Path) -> Result:
+    """What came of it, copied to where it is looked for; the reason, where nothing did."""
+    if not (runs / run / "result.json").is_file():
+        said = runs / f"{run}.txt"
+        why = said.read_text() if said.is_file() else "its server ended"
+        raise InputError(f"run: it did not end as it should: {why}; the logs are in {str(work)!r}")
+    shutil.copytree(runs / run, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
+    return Result.load(out)
