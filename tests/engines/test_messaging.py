@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,8 @@ import pytest
 
 import rookery as rk
 from rookery.engines.eager import EagerSession
-from rookery.engines.messaging import ClientsFailed, OnFailure
-from rookery.engines.transport import Outcome, Request, Seat, Transport
+from rookery.engines.messaging import ClientsFailed, MessageCohort, OnFailure
+from rookery.engines.transport import Outcome, Request, Transport
 from rookery.engines.versions import Attempt, Versions
 from rookery.errors import MessageError
 
@@ -34,6 +35,12 @@ METHODS = {
     "fednest": (BILEVEL, rk.FedNest(lr=rk.Rates(0.1), neumann_step=0.1, lower_steps=2)),
     "scaffold": (SINGLE, rk.Scaffold(lr=0.1, local_steps=3)),
 }
+MORE = {
+    "aggitd": (BILEVEL, rk.AggITD(lr=rk.Rates(0.1), neumann_step=0.1, lower_steps=2)),
+    "lfednest": (BILEVEL, rk.LFedNest(lr=rk.Rates(0.1), neumann_step=0.1, lower_steps=2)),
+    "fedbioacc": (BILEVEL, rk.FedBiOAcc(lr=rk.Rates(0.1))),
+    "fedmsa": (BILEVEL, rk.FedMSA(lr=rk.Rates(0.1))),
+}
 
 
 @dataclass
@@ -43,26 +50,28 @@ class Faulty:
     inside: Transport
     faults: dict[int, str] = field(default_factory=dict)
     asked: int = 0
-    forgets: bool = False
+    slow: bool = False
     sites: tuple[str, ...] = ()
 
     def ask(self, requests: Sequence[Request], deadline: float | None) -> Outcome:
-        replies: dict[Seat, bytes] = {}
-        failures: dict[Seat, str] = {}
-        for request in requests:
+        replies: dict[int, bytes] = {}
+        failures: dict[int, str] = {}
+        for place, request in enumerate(requests):
             fault = self.faults.get(self.asked, "")
             self.asked += 1
             if fault == "request lost":
-                failures[request.seat] = "no answer"
+                failures[place] = "no answer"
                 continue
             one = self.inside.ask([request], deadline)
             if fault == "reply lost":
-                failures[request.seat] = "no answer"
+                failures[place] = "no answer"
                 continue
             if fault == "asked twice":
                 one = self.inside.ask([request], deadline)
-            replies |= {seat: change(body, fault) for seat, body in one.replies.items()}
-            failures |= one.failures
+            if 0 in one.replies:
+                replies[place] = change(one.replies[0], fault)
+            else:
+                failures[place] = one.failures[0]
         return Outcome(replies, failures)
 
     def close(self) -> None: ...
@@ -95,7 +104,7 @@ class Engine:
 
 
 def solved(name, engine="eager", rounds=4, **options):
-    problem, method = METHODS[name]
+    problem, method = (METHODS | MORE)[name]
     start = {"x": np.zeros(2)} | ({"y": np.zeros(2)} if problem is BILEVEL else {})
     return rk.run(problem, method, CLIENTS, rounds=rounds, engine=engine, precision="float64", **start, **options)
 
@@ -302,13 +311,13 @@ class OnDisk(Engine):
 
         class Deadly(Faulty):
             def ask(self, requests, deadline):
-                outcome = Outcome()
+                parts = []
                 for request in requests:  # who is killed in the middle of an exchange
                     if self.asked in engine.deaths:
                         session.restart(engine.deaths[self.asked])
-                    one = super().ask([request], deadline)
-                    outcome = Outcome({**outcome.replies, **one.replies}, {**outcome.failures, **one.failures})
-                return outcome
+                    parts.append(super().ask([request], deadline))
+                replies = {place: one.replies[0] for place, one in enumerate(parts) if one.replies}
+                return Outcome(replies, {place: one.failures[0] for place, one in enumerate(parts) if one.failures})
 
         session.transport = Deadly(session.transport, self.faults)
         self.opened.append(session)
@@ -387,3 +396,74 @@ def test_a_worker_that_lost_its_disk_says_so_and_the_policy_decides(policy, tmp_
     else:
         assert np.isfinite(solved("scaffold", engine).x).all()
         assert {missing.client for missing in engine.opened[0].missing} == {"2"}
+
+
+# Where an exchange takes seconds.
+
+
+@dataclass(frozen=True)
+class Slow(Engine):
+    """The reference engine on a transport that is slow."""
+
+    def open(self, prepared, ledger):
+        session = super().open(prepared, ledger)
+        transport: Any = session.transport
+        transport.slow = True
+        ask, transport.exchanges = transport.ask, 0
+
+        def counted(requests, deadline):
+            transport.exchanges += 1
+            return ask(requests, deadline)
+
+        transport.ask = counted
+        return session
+
+
+TESTED = rk.federate(DATA, WEIGHTS, test=DATA)
+ERROR = {"client_metrics": lambda z, e: {"error": (e["a"] @ z.x - e["b"]) ** 2}, "every": 1}
+
+
+@pytest.mark.parametrize("fault", ["", "request lost", "reply lost"])
+def test_on_a_slow_transport_what_is_measured_travels_with_the_next_round(fault):
+    """Four rounds and five measurements are five exchanges; and the same numbers."""
+    given = (SINGLE, rk.Scaffold(lr=0.1, local_steps=2), TESTED)
+    options = {"x": np.ones(2), "rounds": 4, "precision": "float64", **ERROR}
+    engine = Slow(OnFailure("wait"), {9: fault, 14: fault})
+    found, plain = (rk.run(*given, engine=each, **options) for each in (engine, "eager"))
+    same(found, plain)
+    assert found.history.columns == plain.history.columns and found.ledger == plain.ledger
+    for a, b in zip(found.history.rows, plain.history.rows):
+        assert a | {"seconds": 0} == b | {"seconds": 0}
+    assert engine.opened[0].transport.exchanges == 5 + 2 * bool(fault)
+
+
+def test_a_round_that_was_begun_ahead_and_never_came_leaves_nothing(tmp_path):
+    """The run ends at its target, with the next round's answers on the table."""
+    given = (SINGLE, rk.Scaffold(lr=0.1, local_steps=2), TESTED)
+    options = {"x": np.ones(2), "precision": "float64", **ERROR, "stop": {"error mean": lambda value: True}}
+    engine = Slow(OnFailure(), {})
+    found = rk.run(*given, engine=engine, rounds=4, **options)
+    assert found.state.round == 0 and found.status == "stopped"
+    assert all(worker.record_of(None) is not None for worker in engine.opened[0].workers)
+    same(found, rk.run(*given, engine="eager", rounds=4, **options))
+
+
+@pytest.mark.parametrize("name", ["fednest", *MORE])
+def test_no_method_has_phases_that_could_travel_together(name):
+    """Every exchange of a round builds on what came of the one before: a NaN in that is in the next message."""
+    engine, seen, poisoned = Engine(OnFailure(), {}), [], 0
+    exchanges = solved(name, rounds=1).ledger.exchanges
+
+    class Watching(MessageCohort):
+        def _exchange(self, phase, message, factors, update):
+            seen.append(any(np.isnan(np.asarray(leaf)).any() for leaf in jax.tree.leaves(message)))
+            total = super()._exchange(phase, message, factors, update)
+            return jax.tree.map(lambda leaf: leaf * np.nan, total) if len(seen) == poisoned + 1 else total
+
+    for poisoned in range(exchanges - 1):
+        seen.clear()
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+            warnings.simplefilter("ignore", rk.DivergenceWarning)
+            patch.setattr("rookery.engines.messaging.MessageCohort", Watching)
+            solved(name, engine, rounds=1)
+        assert seen[poisoned + 1], f"the exchange after {poisoned} could have travelled with it"

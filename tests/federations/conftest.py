@@ -34,7 +34,7 @@ class Recording:
     def sites(self):
         return self.inside.sites
 
-    forgets = False
+    slow = False
 
     def ask(self, requests, deadline):
         outcome = self.inside.ask(requests, deadline)
@@ -98,7 +98,7 @@ def pool(tmp_path_factory):
 def exact(problem: str, method: Any, rounds: int = 4, **options: Any) -> Experiment:
     """A problem with a known answer, with a method."""
     given = {"clients": 3, "rounds": rounds, "every": 2, "precision": "float64", "cohort": 0} | options
-    return Experiment(EXACT, find_task(EXACT)(problem), type(method).__name__, method, Options(**given))
+    return Experiment(EXACT, find_task(EXACT)(**{"problem": problem}), type(method).__name__, method, Options(**given))
 
 
 def alone(experiment: Experiment) -> Any:

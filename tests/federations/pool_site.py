@@ -8,6 +8,7 @@ there on, and is removed when it happens.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rookery.engines import versions
 from rookery.engines.processes import FRAME, Frame, read_frame, write_frame
 from rookery.engines.worker import Worker
 from rookery.experiments.site import SITE, Site, _replies
@@ -63,19 +65,11 @@ class Pool:
         if fault == "hang":
             time.sleep(600)
         if fault == "raise":
-            run, Worker._run = Worker._run, _raising
-            try:
+            with patched(Worker, "_run", _raising):
                 return [self.site.receive(body)]
-            finally:
-                Worker._run = run
         if fault == "disk full":
-            import rookery.engines.versions as versions
-
-            fill, versions.fill_folder = versions.fill_folder, _full
-            try:
+            with patched(versions, "fill_folder", _full):
                 return [self.site.receive(body)]
-            finally:
-                versions.fill_folder = fill
         reply = self.site.receive(body)
         before, self.before = self.before, reply
         return [reply, reply] if fault == "twice" else [before] if fault == "stale" else [self.changed(reply, fault)]
@@ -102,6 +96,16 @@ class Pool:
             case "name":
                 header["client"] += 1
         return wire.encode(tree, header)
+
+
+@contextlib.contextmanager
+def patched(owner, name, value):
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def _raising(*given):

@@ -39,6 +39,10 @@ CASES = {
 }
 
 
+def made(task, **options):
+    return find_task(task)(**options)
+
+
 def same(found, expected, tolerance=1e-12):
     for name in found.sequences:
         for a, b in zip(jax.tree.leaves(found.sequences[name]), jax.tree.leaves(expected.sequences[name])):
@@ -86,7 +90,7 @@ SHORT = ("simfbo", "aggitd")
 )
 def test_digits_too_with_several_clients_a_site_and_cohorts(name, precision, pool, tmp_path):
     options = Options(clients=7, cohort=3, rounds=5, precision=precision, partition="dirichlet:0.5")
-    experiment = Experiment("hyperrep", find_task("hyperrep")(hidden=16, examples=400), name, DIGITS[name], options)
+    experiment = Experiment("hyperrep", made("hyperrep", hidden=16, examples=400), name, DIGITS[name], options)
     same(pool.solve(experiment, tmp_path), alone(experiment), 1e-12 if precision == "float64" else 1e-5)
 
 
@@ -217,7 +221,7 @@ def test_sites_with_their_own_files_give_the_numbers_of_one_machine_and_no_row_r
         rk.SimFBO(lr=rk.Rates(x=10.0, y=0.05, v=0.05)),
         Options(partition="natural", rounds=4, precision="float64"),
     )
-    local = Experiment("trust", find_task("trust")(data=f"csv:{hospitals}"), "simfbo", method, options)
+    local = Experiment("trust", made("trust", data=f"csv:{hospitals}"), "simfbo", method, options)
     sources = {name: f"csv:{hospitals / name}.csv" for name in SITES}
     found, expected = pool.solve(local, tmp_path, sources=sources), alone(local)
     for name in ("y", "v"):
@@ -246,7 +250,7 @@ def test_a_row_that_cannot_be_read_is_told_to_its_site_alone(pool, tmp_path, hos
     path.write_text(path.read_text().replace(f"{PLANTED + 1}", "Smith"))
     options = Options(partition="natural", rounds=2)
     experiment = Experiment(
-        "trust", find_task("trust")(data=f"csv:{hospitals}"), "simfbo", rk.SimFBO(lr=rk.Rates(0.1)), options
+        "trust", made("trust", data=f"csv:{hospitals}"), "simfbo", rk.SimFBO(lr=rk.Rates(0.1)), options
     )
     with pytest.raises(rk.InputError, match="site site-2: it failed, with InputError; its log says why"):
         pool.solve(experiment, tmp_path, sources={name: f"csv:{hospitals / name}.csv" for name in SITES})

@@ -43,7 +43,7 @@ class InProcess:
     """The transport inside this process: a worker for every client, asked one after the other. What a worker raises
     besides a refused message is the user's own fault, and reaches the user."""
 
-    forgets = False
+    slow = False
 
     def __init__(self, workers: Sequence[Worker]):
         self.workers = workers
@@ -53,7 +53,7 @@ class InProcess:
         return [str(worker.index) for worker in self.workers]
 
     def ask(self, requests: Sequence[Request], deadline: float | None) -> Outcome:
-        return Outcome({seat: self.workers[seat.client].answer(body) for seat, body in requests})
+        return Outcome({i: self.workers[seat.client].answer(body) for i, (seat, body) in enumerate(requests)})
 
     def close(self) -> None:
         pass

@@ -14,7 +14,7 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from rookery.engines.transport import Outcome, Request, Seat
+from rookery.engines.transport import Outcome, Request
 
 KIND = "query.rookery"  # the type of our messages
 BODIES, SAID = "bodies", "said"
@@ -68,7 +68,7 @@ class Flower:
       poll: seconds between two looks for answers.
     """
 
-    forgets = True  # every message is another process's
+    slow = True
 
     def __init__(self, grid: Any, nodes: Mapping[str, int], poll: float = POLL):
         self._grid = grid
@@ -77,20 +77,20 @@ class Flower:
         self.sites = list(nodes)
 
     def ask(self, requests: Sequence[Request], deadline: float | None) -> Outcome:
-        by_site: dict[int, list[Request]] = {}
-        for request in requests:
-            by_site.setdefault(request.seat.site, []).append(request)
-        bodies = {self._nodes[site]: [request.body for request in asked] for site, asked in by_site.items()}
+        by_site: dict[int, list[int]] = {}
+        for place, request in enumerate(requests):
+            by_site.setdefault(request.seat.site, []).append(place)
+        bodies = {self._nodes[site]: [requests[place].body for place in asked] for site, asked in by_site.items()}
         answers = exchange(self._grid, bodies, deadline or PATIENCE, self._poll)
-        replies: dict[Seat, bytes] = {}
-        failures: dict[Seat, str] = {}
+        replies: dict[int, bytes] = {}
+        failures: dict[int, str] = {}
         for site, asked in by_site.items():
             found = answers[self._nodes[site]]
             if isinstance(found, str) or len(found[0]) != len(asked):
                 why = found if isinstance(found, str) else "it does not answer all that it was asked"
-                failures |= dict.fromkeys((request.seat for request in asked), why)
+                failures |= dict.fromkeys(asked, why)
             else:
-                replies |= {request.seat: body for request, body in zip(asked, found[0])}
+                replies |= dict(zip(asked, found[0]))
         return Outcome(replies, failures)
 
     def close(self) -> None:

@@ -82,6 +82,14 @@ class _TooFew(Exception):
     """Fewer than the minimum answered: the round is undone."""
 
 
+class _First(Exception):
+    """What a round asks first, where nothing else of it is wanted."""
+
+    def __init__(self, question: Question):
+        super().__init__()
+        self.question = question
+
+
 @dataclass
 class Missing:
     """Who was missing in a round, and why."""
@@ -106,6 +114,10 @@ class Question:
     body: Callable[[int, bool], bytes]
     like: Any
     echo: Mapping[str, Any]
+
+    def key(self, client: int) -> Any:
+        """What tells one message from all others."""
+        return client, tuple(self.echo["attempt"]), self.echo["exchange"]
 
 
 Answers = dict[int, tuple[Any, dict[str, Any]]]  # by client, what it answers and the header of that
@@ -152,6 +164,7 @@ class MessageSession(ABC):
         self.last: dict[int, Attempt] = {}  # by client, the last attempt that counted and that it was part of
         self.back: int | None = None  # the round that the server may have to go back to; None: to none
         self.elsewhere: set[str] = set()  # what clients say is not finite in their records
+        self.goes_on = False  # whether another round follows, as far as is known
         self._seats = seats
         self._names = names or [str(i) for i in range(len(seats))]
         self._say = say
@@ -160,6 +173,9 @@ class MessageSession(ABC):
         self._session = uuid.uuid4().hex
         self._given_up = 0  # attempts of this process that did not count
         self._expected: dict[Any, Any] = {}  # what a phase answers, by what it is asked
+        self._along: Question | None = None  # what is to go along with the messages that are sent next
+        self._ahead: dict[Any, bytes] = {}  # what was answered to messages that went along with others
+        self._asking_ahead = False  # whether a round is tried to see what it asks first
         if prepared.versions is not None:
             self.last = {int(client): Attempt.of(last) for client, last in prepared.versions["last"].items()}
             self.missing = [Missing(**each) for each in prepared.versions["missing"]]
@@ -257,6 +273,8 @@ class MessageSession(ABC):
 
     def ask(self, question: Question, round: int) -> Answers:
         """Asks clients, again where the policy says so; gives the answers of those who gave one, in their order."""
+        if self._asking_ahead:
+            raise _First(question)
         policy, answered = self.on_failure, {}
         left, failures, begun = list(question.clients), {}, 0.0
         for tried in range(policy.tries if policy.policy == "wait" else 1):
@@ -286,7 +304,7 @@ class MessageSession(ABC):
 
     def _asked_once(self, question: Question, clients: Sequence[int]) -> tuple[Answers, dict[int, str]]:
         """What is answered, and why not; who needs something first, is given it and asked once more."""
-        whole = dict.fromkeys(clients, self.transport.forgets)
+        whole = dict.fromkeys(clients, self.transport.slow)
         found, failures, needs = self._sent(question, whole)
         if needs:
             if joining := [client for client, need in needs.items() if need == JOIN]:
@@ -301,17 +319,14 @@ class MessageSession(ABC):
 
     def _sent(self, question: Question, whole: Mapping[int, bool]) -> tuple[Answers, dict[int, str], dict[int, str]]:
         """What comes of one message to each: the answers, the failures, and what some of those who failed need."""
-        seats = {self._seats[client]: client for client in whole}
-        requests = [Request(self._seats[client], question.body(client, whole[client])) for client in sorted(whole)]
-        self.bytes_sent += sum(len(request.body) for request in requests)
-        outcome: Outcome = self.transport.ask(requests, self.on_failure.deadline)
+        asked = sorted(whole)
+        outcome = self._carried(question, asked, whole)
         found, failures, needs = {}, {}, {}
-        for seat, client in seats.items():
-            if seat not in outcome.replies:
-                failures[client] = outcome.failures.get(seat, "nothing came back")
+        for place, client in enumerate(asked):
+            if place not in outcome.replies:
+                failures[client] = outcome.failures.get(place, "nothing came back")
                 continue
-            data = outcome.replies[seat]
-            self.bytes_received += len(data)
+            data = outcome.replies[place]
             try:
                 found[client] = self._opened(data, client, question)
             except MessageError as error:
@@ -319,6 +334,40 @@ class MessageSession(ABC):
                 if (need := getattr(error, "need", None)) is not None:
                     needs[client] = need
         return found, failures, needs
+
+    def _carried(self, question: Question, clients: Sequence[int], whole: Mapping[int, bool]) -> Outcome:
+        """What comes of a message to each; who was asked ahead has answered already, and on a slow transport what the
+        next round asks first goes along."""
+        ahead, self._ahead = self._ahead, {}
+        replies = {i: ahead[key] for i, client in enumerate(clients) if (key := question.key(client)) in ahead}
+        left = [i for i in range(len(clients)) if i not in replies]
+        along, self._along = self._along, None
+        later = () if along is None else along.clients
+        sent = [Request(self._seats[clients[i]], question.body(clients[i], whole[clients[i]])) for i in left]
+        sent += [Request(self._seats[client], along.body(client, True)) for client in later if along is not None]
+        if not sent:
+            return Outcome(replies)
+        self.bytes_sent += sum(len(request.body) for request in sent)
+        outcome = self.transport.ask(sent, self.on_failure.deadline)
+        self.bytes_received += sum(map(len, outcome.replies.values()))
+        own = {i: outcome.replies[n] for n, i in enumerate(left) if n in outcome.replies}
+        failed = {i: outcome.failures[n] for n, i in enumerate(left) if n in outcome.failures}
+        for n, client in enumerate(later, len(left)):
+            if along is not None and n in outcome.replies:
+                self._ahead[along.key(client)] = outcome.replies[n]
+        return Outcome(replies | own, failed)
+
+    def _first_question(self) -> Question | None:
+        """What the next round asks first: the round is tried as far as there."""
+        attempt, before = Attempt(int(self.state.round) + 1, self._given_up, self._session), self.ledger.copy()
+        self._asking_ahead = True
+        try:
+            self._round(attempt)
+        except _First as first:
+            return first.question
+        finally:
+            self._asking_ahead, self.ledger = False, before
+        return None
 
     def _opened(self, data: bytes, client: int, question: Question) -> tuple[Any, dict[str, Any]]:
         """An answer that is as it must be."""
@@ -352,6 +401,8 @@ class MessageSession(ABC):
         like = {name: jax.ShapeDtypeStruct((), self.config.dtype) for name in names}
         everybody = range(self.config.population)
         question = Question(everybody, body, like, {"attempt": list(attempt), "exchange": -1})
+        if self.transport.slow and self.goes_on:
+            self._along = self._first_question()
         found = self.ask(question, int(self.state.round))
         unknown = dict.fromkeys(names, np.nan)
         rows = [found[client][0] if client in found else unknown for client in everybody]

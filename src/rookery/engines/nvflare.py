@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rookery.engines.transport import Outcome, Request, Seat
+from rookery.engines.transport import Outcome, Request
 
 PATIENCE = 600.0  # seconds that an exchange may take where nothing is said
 
@@ -26,7 +26,7 @@ class NVFlare:
       aborted: says that the job was ended by somebody.
     """
 
-    forgets = False
+    slow = False
 
     def __init__(self, proxies: Mapping[str, Any], function: str, aborted: Callable[[], bool] = lambda: False):
         self._proxies = list(proxies.values())
@@ -37,31 +37,35 @@ class NVFlare:
     def ask(self, requests: Sequence[Request], deadline: float | None) -> Outcome:
         patience = deadline or PATIENCE
         end = time.monotonic() + patience
-        said: queue.SimpleQueue[tuple[Seat, Any, str]] = queue.SimpleQueue()
+        said: queue.SimpleQueue[tuple[int, Any, str]] = queue.SimpleQueue()
+        by_site: dict[int, list[int]] = {}
+        for place, request in enumerate(requests):
+            by_site.setdefault(request.seat.site, []).append(place)
 
-        def one(request: Request) -> None:
-            try:
-                call = getattr(self._proxies[request.seat.site](timeout=patience), self._function)
-                said.put((request.seat, call(request.body), ""))
-            except BaseException as error:  # an exception of theirs; its text is not ours to show
-                said.put((request.seat, None, str(getattr(error, "cause_type", None) or type(error).__name__)))
+        def one(site: int, places: Sequence[int]) -> None:
+            for place in places:
+                try:
+                    call = getattr(self._proxies[site](timeout=patience), self._function)
+                    said.put((place, call(requests[place].body), ""))
+                except BaseException as error:  # an exception of theirs; its text is not ours to show
+                    said.put((place, None, str(getattr(error, "cause_type", None) or type(error).__name__)))
 
-        for request in requests:  # each in a thread: a group call would send all the same
-            threading.Thread(target=one, args=(request,), daemon=True).start()
-        replies: dict[Seat, bytes] = {}
-        failures: dict[Seat, str] = {}
+        for own in by_site.items():  # each in a thread: a group call would send all the same
+            threading.Thread(target=one, args=own, daemon=True).start()
+        replies: dict[int, bytes] = {}
+        failures: dict[int, str] = {}
         while len(replies) + len(failures) < len(requests):
             try:
-                seat, reply, why = said.get(timeout=max(0.0, end - time.monotonic()))
+                place, reply, why = said.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 break
             if self._aborted():
                 raise RuntimeError("the job was aborted")
             if isinstance(reply, bytes | bytearray):
-                replies[seat] = bytes(reply)
+                replies[place] = bytes(reply)
             else:
-                failures[seat] = f"its call failed, with {why}" if why else "what it sent is no reply"
-        late = {request.seat for request in requests} - {*replies, *failures}
+                failures[place] = f"its call failed, with {why}" if why else "what it sent is no reply"
+        late = set(range(len(requests))) - {*replies, *failures}
         return Outcome(replies, failures | dict.fromkeys(late, "it did not answer in time"))
 
     def close(self) -> None:

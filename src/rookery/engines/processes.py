@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from rookery.engines.transport import Outcome, Request, Seat
+from rookery.engines.transport import Outcome, Request
 from rookery.errors import InputError
 from rookery.federation.wire import LARGEST
 
@@ -150,7 +150,7 @@ class Processes:
       programs: how each site is started, by its name.
     """
 
-    forgets = False
+    slow = False
 
     def __init__(self, programs: Mapping[str, Program]):
         self._programs = list(programs.values())
@@ -160,18 +160,13 @@ class Processes:
 
     def ask(self, requests: Sequence[Request], deadline: float | None) -> Outcome:
         end = None if deadline is None else time.monotonic() + deadline
-        replies: dict[Seat, bytes] = {}
-        failures: dict[Seat, str] = {}
-        waiting: dict[int, dict[int, Seat]] = {}
-        by_site: dict[int, list[Request]] = {}
-        for request in requests:
-            by_site.setdefault(request.seat.site, []).append(request)
-        for site in by_site:
-            waiting[site] = {}
-            for seat, body in by_site[site]:
-                self._asked += 1
-                waiting[site][self._asked] = seat
-                self._site(site).send(Frame(self._asked, body))
+        replies: dict[int, bytes] = {}
+        failures: dict[int, str] = {}
+        waiting: dict[int, dict[int, int]] = {}  # by site: numbers of frames, and the places of their requests
+        for place, (seat, body) in enumerate(requests):
+            self._asked += 1
+            waiting.setdefault(seat.site, {})[self._asked] = place
+            self._site(seat.site).send(Frame(self._asked, body))
         for site, numbers in waiting.items():
             self._collect(site, numbers, end, replies, failures)
         return Outcome(replies, failures)
@@ -185,10 +180,10 @@ class Processes:
     def _collect(
         self,
         number: int,
-        waiting: dict[int, Seat],
+        waiting: dict[int, int],
         end: float | None,
-        replies: dict[Seat, bytes],
-        failures: dict[Seat, str],
+        replies: dict[int, bytes],
+        failures: dict[int, str],
     ) -> None:
         """Waits for what a site says to the requests that it was sent."""
         site = self._site(number)
@@ -203,8 +198,8 @@ class Processes:
                 status = site.end(SHORT)
                 why = "what it sent is no reply" if status is None else f"its process ended, with status {status}"
                 break
-            if (seat := waiting.pop(frame.number, None)) is not None:
-                replies[seat] = frame.body
+            if (place := waiting.pop(frame.number, None)) is not None:
+                replies[place] = frame.body
         else:
             return
         self.started[number] = None

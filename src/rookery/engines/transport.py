@@ -24,29 +24,30 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of some requests: the bytes of those who answered, and of the others why not, in a sentence."""
+    """What came of some requests, by their places: the bytes that were answered, or why nothing was, in a sentence."""
 
-    replies: Mapping[Seat, bytes] = field(default_factory=dict)
-    failures: Mapping[Seat, str] = field(default_factory=dict)
+    replies: Mapping[int, bytes] = field(default_factory=dict)
+    failures: Mapping[int, str] = field(default_factory=dict)
 
 
 @runtime_checkable
 class Transport(Protocol):
     """Brings each request to its client and back what it answers. Order does not matter: the server sorts.
 
-    `sites` are the names of those it can reach. With `forgets`, a client's process ends after every answer, so that
-    nothing is left out of a message because it was sent before.
+    `sites` are the names of those it can reach. On one that is `slow`, an exchange takes seconds, and a client's
+    process ends after it: nothing is left out of a message since it was sent before, and what can travel together does.
     """
 
     @property
     def sites(self) -> Sequence[str]: ...
 
     @property
-    def forgets(self) -> bool: ...
+    def slow(self) -> bool: ...
 
     def ask(self, requests: Sequence[Request], deadline: float | None) -> Outcome:
-        """Asks some clients, each once; those who have not answered after `deadline` seconds have failed. Every
-        request is in the outcome, as a reply or as a failure; nothing is raised for a client's fault."""
+        """Asks some clients; those who have not answered after `deadline` seconds have failed. Several requests to one
+        client are answered in their order. Every request is in the outcome, as a reply or as a failure; nothing is
+        raised for a client's fault."""
         ...
 
     def close(self) -> None:

@@ -123,17 +123,17 @@ class _Server:
         answers: dict[int, dict[str, Any]] = {}
         failures: dict[str, str] = {}
         for _ in range(self.on_failure.tries if self.on_failure.policy == "wait" else 1):
-            left = {site: self._wire.encode((), dict(said)) for site, said in headers.items() if site not in answers}
-            requests = [Request(Seat(site, -1), body) for site, body in left.items()]
+            left = [site for site in headers if site not in answers]
+            requests = [Request(Seat(site, -1), self._wire.encode((), dict(headers[site]))) for site in left]
             outcome: Outcome = self.transport.ask(requests, self.on_failure.deadline)
             failures = {}
-            for site in left:
-                name, seat = self.transport.sites[site], Seat(site, -1)
-                if seat not in outcome.replies:
-                    failures[name] = outcome.failures.get(seat, "nothing came back")
+            for place, site in enumerate(left):
+                name = self.transport.sites[site]
+                if place not in outcome.replies:
+                    failures[name] = outcome.failures.get(place, "nothing came back")
                     continue
                 try:
-                    answer = self._wire.header(outcome.replies[seat])
+                    answer = self._wire.header(outcome.replies[place])
                 except MessageError as error:
                     failures[name] = str(error)
                     continue

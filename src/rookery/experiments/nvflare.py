@@ -181,7 +181,7 @@ def run_site(collab: Any, body: bytes) -> bytes:
             _SITE.append(Processes({collab.site_name: program}))
         outcome = _SITE[0].ask([Request(Seat(0, -1), body)], patience)
         why = next(iter(outcome.failures.values()), "nothing came back")
-        return outcome.replies.get(Seat(0, -1)) or refusal(Wire(), MessageError(f"site {collab.site_name}: {why}"))
+        return outcome.replies.get(0) or refusal(Wire(), MessageError(f"site {collab.site_name}: {why}"))
     finally:
         _BUSY.release()
 

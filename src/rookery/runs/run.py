@@ -186,13 +186,13 @@ class _Loop:
         self.compile_seconds = 0.0
         self.history = Table()
         self.first = first  # the round it began with, before it was ever stopped
-        self.round = int(prepared.carry.state.round)
+        self.round = self.end = int(prepared.carry.state.round)  # where it stands, and where it is to end
         self.saver = saver
         self.rounds_per_call = 1  # rounds per call into the program, grown until a call takes about PATIENCE
 
     def run(self, rounds: int, every: int, ended: str | None = None) -> Result:
         """Goes on to a number of rounds in all; `ended` is how it has ended already, if it has."""
-        end = self.first + rounds
+        self.end = end = self.first + rounds
         if ended is not None and (self.round >= end or ended == "stopped"):
             return self.result(ended, None)
         status, divergence = "done", None
@@ -293,6 +293,9 @@ class _Loop:
         found = evaluate(self.metric, self.session.carry)
         if self.own is None:
             return found
+        if hasattr(self.session, "goes_on"):
+            session: Any = self.session
+            session.goes_on = self.round < self.end
         each = self.own.measure(self.session)
         self.of_clients = self.own.table(each)
         return found | self.own.summary(each)
