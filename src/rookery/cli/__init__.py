@@ -1,4 +1,4 @@
-"""The command: run, resume, compare, report, check, data, list. Options are typed from the dataclasses they fill."""
+"""The command: run, federate, resume, compare, report and more. Options come from the dataclasses they fill."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ USAGE = """usage: rookery COMMAND
 
   rookery run TASK METHOD [options]        solve a task with a method; --help after METHOD shows the options
   rookery federate TASK METHOD [options]   the same with clients in processes of their own, which keep their data
+  rookery export TASK METHOD -o FOLDER     what every party of a federation on NVFlare or Flower starts with
   rookery resume RUN                       go on with a run that was stopped, bit for bit
   rookery compare TASK METHOD... [options] methods at equal exchanges, bytes and gradient evaluations
   rookery report RUN... -o report.html     one page with the curves, tables and settings of some runs
@@ -69,6 +70,7 @@ def _list(arguments: list[str], console: Console) -> int:
 COMMANDS: dict[str, Callable[[list[str], Console], int]] = {
     "run": commands.run,
     "federate": commands.federate,
+    "export": commands.export,
     "resume": commands.resume,
     "compare": commands.compare,
     "report": commands.report,

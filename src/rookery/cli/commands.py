@@ -34,7 +34,7 @@ from rookery.experiments.experiment import (
     resume_folder,
 )
 from rookery.experiments.federation import FEDERATION
-from rookery.files import slug
+from rookery.files import refuse_used, slug, write_folder
 from rookery.own_code import file_and_class, full_name, short_name
 from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
@@ -125,6 +125,8 @@ class FederateOptions(RunOptions):
     """With --on-failure drop, how many must answer; with fewer a round is undone and tried again."""
     tries: int = 10
     """How often a client is asked, or a round is tried, before the run ends."""
+    secure: bool = False
+    """With flower, make certificates and keys for all; nvflare always does, and loopback has nothing to protect."""
 
     @property
     def policy(self) -> OnFailure:
@@ -151,6 +153,37 @@ def _federated(command: str, arguments: list[str], options: type[Any]) -> tuple[
     return Experiment(task_name, parsed.task, row.name, parsed.method, run_options), given
 
 
+@dataclasses.dataclass(frozen=True)
+class ExportOptions(FederateOptions):
+    """For which framework, and who takes part."""
+
+    transport: Literal["nvflare", "flower"] = "nvflare"  # type: ignore[assignment]
+    """The framework that carries the messages."""
+    names: tuple[str, ...] = ()
+    """The names of the sites, where they have data of their own that is not here."""
+
+
+def export(arguments: list[str], console: Console) -> int:
+    """`rookery export TASK METHOD --transport nvflare -o FOLDER [options]`."""
+    if arguments[:1] in (["-h"], ["--help"]):
+        _show_options("export", ExportOptions, "TASK METHOD")
+        return 0
+    arguments = ["--out" if argument == "-o" else argument for argument in arguments]
+    experiment, options = _federated("export", arguments, ExportOptions)
+    if options.out is None:
+        raise InputError("out: none was given; the folder to write is needed, as in: -o FOLDER")
+    if len(set(options.names)) < len(options.names):
+        raise InputError(f"names: {' '.join(options.names)} was given; names are of one site each")
+    sources = dict.fromkeys(options.names) or loopback.sources_of(experiment, options.sites)
+    refuse_used(options.out, "out")
+    framework = importlib.import_module(f"rookery.experiments.{options.transport}")
+    write_folder(options.out, lambda aside: framework.export(experiment, aside, sources, options.policy))
+    say = lambda text: console.print(text, markup=False, soft_wrap=True)
+    say(f"{len(sources)} sites: {', '.join(sources)}")
+    say(f"written to {options.out}; what each party does is in {options.out / 'README.md'}")
+    return 0
+
+
 def federate(arguments: list[str], console: Console) -> int:
     """`rookery federate TASK METHOD [options]`."""
     if arguments[:1] in (["-h"], ["--help"]):
@@ -166,7 +199,8 @@ def federate(arguments: list[str], console: Console) -> int:
         return _watched_federation(experiment, folder, console, sources, options.policy)
     try:
         framework = importlib.import_module(f"rookery.experiments.{options.transport}")
-        result = framework.federate(experiment, folder, sources, options.policy, say)
+        more = {"secure": options.secure} if options.transport == "flower" else {}
+        result = framework.federate(experiment, folder, sources, options.policy, say, **more)
     except KeyboardInterrupt:
         say(f"interrupted; what was done is in {folder}: the same command with --out {folder} goes on")
         return 130

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rookery.data.catalogue import DATASETS
 from rookery.data.partitions import Natural, parse
 from rookery.data.sites import Outline
 from rookery.engines.base import PreparedRun
@@ -32,7 +33,7 @@ from rookery.experiments.experiment import (
 )
 from rookery.experiments.site import GOODBYE, HELLO, assembled
 from rookery.federation.wire import Wire
-from rookery.files import write_text
+from rookery.files import slug, write_text
 from rookery.runs.fingerprint import difference, uncompared
 from rookery.runs.folder import open_folder, versions
 from rookery.runs.own_metrics import SUMMARY
@@ -44,6 +45,17 @@ FEDERATION, MISSING = "federation", "missing.csv"
 
 Say = Callable[[str], Any]
 Sources = Mapping[str, str | None]  # sites by name, and the data that is their own; None: shares of what everybody has
+
+
+def public(sources: Sources) -> dict[str, str | None]:
+    """Sites, with their data where it is a part of what everybody has: what a configuration may say of them."""
+    known = lambda data: isinstance(data, str) and data.partition("#")[0] in DATASETS
+    return {name: data if known(data) else None for name, data in sources.items()}
+
+
+def new_name(stem: str) -> str:
+    """What a run is called at all its sites."""
+    return f"{slug(stem)}-{uuid.uuid4().hex[:12]}"
 
 
 def serve(

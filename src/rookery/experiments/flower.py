@@ -6,14 +6,16 @@ Imports experiments and engines; needs `flwr` where an app is made.
 from __future__ import annotations
 
 import contextlib
+import datetime
+import ipaddress
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,11 @@ from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.errors import InputError
 from rookery.experiments.configuration import read_configuration, write_configuration
 from rookery.experiments.experiment import Experiment
-from rookery.experiments.federation import FEDERATION, Say, Sources, serve
+from rookery.experiments.federation import FEDERATION, Say, Sources, new_name, public, serve
 from rookery.experiments.machines import Started, environment, free_ports, own_folder, patiently
 from rookery.experiments.site import Site
 from rookery.files import slug, write_text
+from rookery.own_code import short_name
 from rookery.runs.compiled import keep_compiled
 from rookery.runs.result import Result
 from rookery.version import __version__
@@ -62,7 +65,7 @@ state = "sites"
 
 def write_app(experiment: Experiment, folder: Path, sources: Sources, on_failure: OnFailure, run: str) -> None:
     """Writes the folder that `flwr run` takes; `sources` are the sites, with their data in a simulation."""
-    told = {"transport": "flower", "run": run, "sites": dict(sources), "on_failure": vars(on_failure)}
+    told = {"transport": "flower", "run": run, "sites": public(sources), "on_failure": vars(on_failure)}
     write_configuration(experiment, folder, {FEDERATION: told})
     lost = [path for path in (folder / "own").rglob("*.py") if re.fullmatch(r"test_.*|.*_test\.py", path.name)]
     if lost:
@@ -77,6 +80,34 @@ def write_app(experiment: Experiment, folder: Path, sources: Sources, on_failure
         )
         write_text(folder / APP / f"{side}.py", text)
     write_text(folder / APP / "__init__.py", "")
+
+
+README = """# A federation on Flower, made by `rookery export`
+
+Sites: {names}. Everybody installs `pip install "rookery[flower]=={version}"` (for a simulation also
+`pip install "flwr[simulation]"`), and sets FLWR_TELEMETRY_ENABLED=0. This folder is the app.
+
+- The server: `flower-superlink --insecure --disable-runtime-dependency-installation --host HOST --port 9091`; with
+  certificates, in the place of --insecure: `--ssl-ca-certfile ca.pem --ssl-certfile server.pem --ssl-keyfile server.key
+  --enable-supernode-auth`, and for every site `flwr supernode register SITE.pub here --name SITE`.
+- A site: `flower-supernode --insecure --superlink HOST:9091 --node-config 'name="SITE" data="csv:/data/ours.csv"
+  state="/var/rookery"'`; with certificates: `--root-certificates ca.pem --auth-supernode-private-key SITE`.
+- Whoever leads: `flwr run . here --stream -c 'out="/abs/results"'`, where $FLWR_HOME/config.toml has
+  `[superlink.here]` with `address = "HOST:9091"` and `insecure = true`, or `root-certificates = "/abs/ca.pem"`.
+- On one machine, as a simulation: `flower-superlink --insecure --simulation --disable-runtime-dependency-installation`,
+  then `flwr run . here --stream --federation-config "num-supernodes={number}"`.
+
+An exchange takes seconds, whatever is in it. The results are in the folder that `out` names, on the server. The same
+again, with the same folder, goes on with a run that was stopped.
+"""
+
+
+def export(experiment: Experiment, folder: Path, sources: Sources, on_failure: OnFailure) -> None:
+    """Writes the app and what each party does with it into a folder."""
+    run = new_name(f"{Path(experiment.task_name).stem}-{short_name(experiment.method_name)}")
+    write_app(experiment, folder, sources, on_failure, run)
+    said = {"names": ", ".join(sources), "number": len(sources)}
+    write_text(folder / "README.md", README.format(version=__version__, **said))
 
 
 # What Flower runs.
@@ -154,7 +185,7 @@ def client_app(folder: Path) -> Any:
         keep_compiled()
         node, sites = context.node_config, read_configuration(folder)[1][FEDERATION]["sites"]
         name = str(node.get("name") or list(sites)[int(node["partition-id"])])
-        data = node.get("data") or (None if "name" in node else sites[name])
+        data = node.get("data") or sites.get(name)
         state = Path(str(node.get("state") or Path(str(context.run_config["state"])) / slug(name))).absolute()
 
         def receive(body: bytes) -> bytes:
@@ -177,39 +208,98 @@ def federate(
     sources: Sources,
     on_failure: OnFailure,
     say: Say = lambda text: None,
+    secure: bool = False,
 ) -> Result:
-    """Runs an experiment with a SuperLink and a SuperNode for every site on this machine, and ends them all."""
+    """Runs an experiment with a SuperLink and a SuperNode for every site on this machine, and ends them all; `secure`
+    with certificates, and SuperNodes that are registered by their keys. The same again, with the same folder, goes on.
+    """
     for program in ("flwr", "flower-superlink", "flower-supernode"):
         if _program(program) is None:
             raise InputError('transport: flower was given, and it is not installed; pip install "rookery[flower]"')
     with own_folder(folder) as out, contextlib.ExitStack() as stack:
         work = out / "flower"
         if not (work / "app").is_dir():
-            write_app(
-                experiment, work / "app", dict.fromkeys(sources), on_failure, f"{slug(out.name)}-{int(time.time())}"
-            )
+            write_app(experiment, work / "app", sources, on_failure, new_name(out.name))
+        keys = work / "keys"
+        if secure and not keys.is_dir():
+            write_keys(keys, list(sources))
         ports = free_ports(1 + len(sources))
-        start = lambda name, command: stack.enter_context(
-            Started(command, work / f"{slug(name)}.log", environment(**QUIET, FLWR_HOME=str(work / slug(name))))
-        )
+        around = lambda name: environment(**QUIET, FLWR_HOME=str(work / slug(name)))
+        start = lambda name, command: stack.enter_context(Started(command, work / f"{slug(name)}.log", around(name)))
         link = f"127.0.0.1:{ports[0]}"
         listen = lambda port: ["--host", "127.0.0.1", "--port", str(port)]
-        alone = ["--insecure", "--disable-runtime-dependency-installation"]
-        start("link", ["flower-superlink", *alone, *listen(ports[0])])
-        for (name, data), port in zip(sources.items(), ports[1:]):
-            own = {"name": name, "state": str(work / "sites" / slug(name))} | ({} if data is None else {"data": data})
-            said = " ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
-            command = ["flower-supernode", "--insecure", "--superlink", link, *listen(port), "--node-config", said]
-            start(name, command)
-        write_text(work / "link" / "config.toml", f'[superlink.here]\naddress = "{link}"\ninsecure = true\n')
-        patiently(lambda: urllib.request.urlopen(f"http://{link}/health", timeout=5).close(), 60.0)
-        say(f"a SuperLink and {len(sources)} SuperNodes; an exchange takes seconds, which are Flower's own")
-        where = json.dumps(str(out / "server"))
-        run = ["flwr", "run", str(work / "app"), "here", "--stream", "-c", f"out={where}"]
+        certified = ["--ssl-ca-certfile", keys / "ca.pem", "--ssl-certfile", keys / "server.pem"]
+        certified += ["--ssl-keyfile", keys / "server.key", "--enable-supernode-auth"]
+        how = list(map(str, certified)) if secure else ["--insecure"]
+        start("link", ["flower-superlink", *how, "--disable-runtime-dependency-installation", *listen(ports[0])])
+        trusted = f'root-certificates = "{keys / "ca.pem"}"' if secure else "insecure = true"
+        write_text(work / "link" / "config.toml", f'[superlink.here]\naddress = "{link}"\n{trusted}\n')
+        patiently(lambda: socket.create_connection(("127.0.0.1", ports[0]), 5.0).close(), 60.0)
         with open(work / "run.log", "wb") as log:
-            around = environment(**QUIET, FLWR_HOME=str(work / "link"))
-            subprocess.run(run, env=around, stdout=log, stderr=subprocess.STDOUT, check=False)
+            call = lambda *words: subprocess.run(
+                ["flwr", *words], env=around("link"), stdout=log, stderr=subprocess.STDOUT, check=False
+            )
+            for (name, data), port in zip(sources.items(), ports[1:]):
+                how = ["--insecure"]
+                if secure:
+                    registered = ("supernode", "register", str(keys / f"{slug(name)}.pub"), "here", "--name", name)
+                    patiently(lambda said=registered: call(*said).check_returncode(), 60.0)
+                    how = ["--root-certificates", str(keys / "ca.pem")]
+                    how += ["--auth-supernode-private-key", str(keys / slug(name))]
+                own = {"name": name, "state": str(work / "sites" / slug(name))}
+                own |= {} if data is None else {"data": data}
+                said = " ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
+                start(name, ["flower-supernode", *how, "--superlink", link, *listen(port), "--node-config", said])
+            say(f"a SuperLink and {len(sources)} SuperNodes; an exchange takes seconds, which are Flower's own")
+            call("run", str(work / "app"), "here", "--stream", "-c", f"out={json.dumps(str(out / 'server'))}")
         return _ended(out, work / "run.log")
+
+
+def write_keys(folder: Path, names: Sequence[str]) -> None:
+    """Makes an authority, a certificate of the server at this machine's loopback device, and a key for every site."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives import serialization as forms
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    made = lambda: ec.generate_private_key(ec.SECP384R1())
+    called = lambda text: x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+    pem, bare = forms.Encoding.PEM, forms.NoEncryption()
+    now = datetime.datetime.now(datetime.UTC)
+
+    def certificate(who: str, key: Any, signer: Any, extensions: Sequence[tuple[Any, bool]]) -> bytes:
+        built = x509.CertificateBuilder().subject_name(called(who)).issuer_name(called("authority"))
+        built = built.public_key(key.public_key()).serial_number(x509.random_serial_number())
+        built = built.not_valid_before(now).not_valid_after(now + datetime.timedelta(days=30))
+        for extension, critical in extensions:
+            built = built.add_extension(extension, critical)
+        return built.sign(signer, hashes.SHA384()).public_bytes(pem)
+
+    authority, server = made(), made()
+    here = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    signs = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    files = {
+        "ca.pem": certificate(
+            "authority", authority, authority, [(x509.BasicConstraints(True, None), True), (signs, True)]
+        ),
+        "server.pem": certificate(
+            "localhost",
+            server,
+            authority,
+            [(x509.SubjectAlternativeName(here), False), (x509.BasicConstraints(False, None), False)],
+        ),
+        "server.key": server.private_bytes(pem, forms.PrivateFormat.TraditionalOpenSSL, bare),
+    }
+    for name in names:
+        key = made()
+        files[slug(name)] = key.private_bytes(pem, forms.PrivateFormat.OpenSSH, bare)
+        public_key = key.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
+        files[f"{slug(name)}.pub"] = public_key + b"\n"
+    folder.mkdir(parents=True, mode=0o700)
+    for name, content in files.items():
+        (folder / name).touch(mode=0o600)
+        (folder / name).write_bytes(content)
 
 
 def _program(name: str) -> str | None:

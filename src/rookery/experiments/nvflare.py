@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,15 @@ from rookery.engines.worker import refusal
 from rookery.errors import InputError, MessageError
 from rookery.experiments.configuration import read_configuration, write_configuration
 from rookery.experiments.experiment import CONFIG, Experiment
-from rookery.experiments.federation import FEDERATION, Say, Sources, serve
+from rookery.experiments.federation import FEDERATION, Say, Sources, new_name, public, serve
 from rookery.experiments.machines import Started, environment, free_ports, own_folder, patiently
 from rookery.experiments.site import SITE
 from rookery.federation.wire import Wire
 from rookery.files import read_json, slug, write_text
+from rookery.own_code import short_name
 from rookery.runs.compiled import keep_compiled
 from rookery.runs.result import Result
+from rookery.version import __version__
 
 JOB, SETTINGS = "job", "rookery.json"  # the folder that is submitted, and a party's own settings, in its local/
 SERVER, CLIENT, ANSWER = "rookery_server", "rookery_client", "answer"
@@ -70,7 +71,7 @@ def write_job(experiment: Experiment, folder: Path, sources: Sources, on_failure
     """Writes the folder that is submitted to FLARE, `folder`/job, and a project to provision, project.yml."""
     with _installed():
         from nvflare.collab import CollabRecipe
-    told = {"transport": "nvflare", "run": run, "sites": dict.fromkeys(sources), "on_failure": vars(on_failure)}
+    told = {"transport": "nvflare", "run": run, "sites": public(sources), "on_failure": vars(on_failure)}
     with tempfile.TemporaryDirectory() as aside:
         code, files = Path(aside) / "code", Path(aside) / "files"
         code.mkdir()
@@ -89,6 +90,33 @@ def write_job(experiment: Experiment, folder: Path, sources: Sources, on_failure
             for name in (SERVER, CLIENT):
                 sys.modules.pop(name, None)
     write_text(folder / "project.yml", json.dumps(project(list(sources), "localhost", 8002), indent=1))
+
+
+README = """# A federation on NVIDIA FLARE, made by `rookery export`
+
+Sites: {names}. Everybody installs `pip install "rookery[nvflare]=={version}"`; job/ is what is submitted, and
+project.yml what is provisioned (its server is called localhost: put its real name there).
+
+- On one machine, as a simulation: `nvflare simulator job -w simulation -c {commas} -t {number}`
+- With certificates, every party on its own machine:
+  - whoever leads: `nvflare provision -p project.yml -w workspace`, and gives each party its kit, a folder under
+    workspace/rookery/prod_00.
+  - a site: writes where its data is into its kit's local/rookery.json, such as `{{"data": "csv:/data/ours.csv"}}`, and
+    sets "allow_log_streaming" to false in local/resources.json, which begins as a copy of local/resources.json.default.
+  - server and sites: `startup/start.sh`
+  - whoever leads: `nvflare job submit -j job --startup-kit workspace/rookery/prod_00/admin@federation.org`
+
+The results are in the server's kit under rookery/runs/{run}. The same job, submitted again, goes on with a run that was
+stopped; to begin another, export again.
+"""
+
+
+def export(experiment: Experiment, folder: Path, sources: Sources, on_failure: OnFailure) -> None:
+    """Writes the job, the project and what each party does with it into a folder."""
+    run = new_name(f"{Path(experiment.task_name).stem}-{short_name(experiment.method_name)}")
+    write_job(experiment, folder, sources, on_failure, run)
+    said = {"names": ", ".join(sources), "commas": ",".join(sources), "number": len(sources), "run": run}
+    write_text(folder / "README.md", README.format(version=__version__, **said))
 
 
 def project(sites: list[str], host: str, port: int) -> dict[str, Any]:
@@ -158,32 +186,33 @@ def run_server(collab: Any) -> None:
     shutil.copytree(out, shown, dirs_exist_ok=True, ignore=shutil.ignore_patterns("checkpoints", ".*"))
 
 
-_BUSY = threading.Lock()
-_SITE: list[Processes] = []
+_BUSY: dict[str, threading.Lock] = {}
+_SITES: dict[str, Processes] = {}  # in a simulation sites share a process
 
 
 def run_site(collab: Any, body: bytes) -> bytes:
     """What a site says to a message. The work is done in a process of its own, which is started again if it ends:
     FLARE would end the whole job with it."""
     folder, kept, own = _places(collab)
-    patience = read_json(folder / CONFIG, "configuration")[FEDERATION]["on_failure"]["deadline"] or PATIENCE
-    if not _BUSY.acquire(timeout=patience):
-        return refusal(Wire(), MessageError(f"site {collab.site_name}: it is busy with another message"))
+    federation, name = read_json(folder / CONFIG, "configuration")[FEDERATION], collab.site_name
+    patience = federation["on_failure"]["deadline"] or PATIENCE
+    if not _BUSY.setdefault(name, threading.Lock()).acquire(timeout=patience):
+        return refusal(Wire(), MessageError(f"site {name}: it is busy with another message"))
     try:
-        if not _SITE:
-            place = kept / "site"
-            told = {"name": collab.site_name, "configuration": str(folder), "data": own.get("data")}
+        if name not in _SITES:
+            place, data = kept / "site" / slug(name), own.get("data") or federation["sites"].get(name)
+            told = {"name": name, "configuration": str(folder), "data": data}
             program = Program(
                 [sys.executable, "-m", "rookery.experiments.site", str(place)],
                 place / "site.log",
                 before=lambda: write_text(place / SITE, json.dumps(told, indent=1)),
             )
-            _SITE.append(Processes({collab.site_name: program}))
-        outcome = _SITE[0].ask([Request(Seat(0, -1), body)], patience)
+            _SITES[name] = Processes({name: program})
+        outcome = _SITES[name].ask([Request(Seat(0, -1), body)], patience)
         why = next(iter(outcome.failures.values()), "nothing came back")
-        return outcome.replies.get(0) or refusal(Wire(), MessageError(f"site {collab.site_name}: {why}"))
+        return outcome.replies.get(0) or refusal(Wire(), MessageError(f"site {name}: {why}"))
     finally:
-        _BUSY.release()
+        _BUSY[name].release()
 
 
 # All of it on this machine.
@@ -202,7 +231,7 @@ def federate(
         around = environment(HOME=str(work / "home"), NVFLARE_SECURE_LOGGING="1")
         if not kits.is_dir():
             (work / "home").mkdir(parents=True, exist_ok=True)
-            write_job(experiment, work, sources, on_failure, f"{slug(out.name)}-{int(time.time())}")
+            write_job(experiment, work, sources, on_failure, new_name(out.name))
             provision(work, sources, around)
         stack.callback(end_all, kits)
         for party in ("localhost", *sources):
