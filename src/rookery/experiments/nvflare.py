@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -223,30 +223,44 @@ def federate(
 ) -> Result:
     """Runs an experiment with FLARE's server and a client for every site on this machine, each with its certificate,
     and ends them all. The same again, with the same folder, goes on."""
+    with own_folder(folder) as out:
+        work = out / "nvflare"
+        if not (work / JOB).is_dir():
+            write_job(experiment, work, sources, on_failure, new_name(out.name))
+        with running(work, sources, say) as submit:
+            say("the job is submitted")
+            return submit(work / JOB, out / "server")
+
+
+@contextlib.contextmanager
+def running(work: Path, sources: Sources, say: Say = lambda text: None) -> Iterator[Callable[[Path, Path], Result]]:
+    """FLARE's server and clients on this machine, while the block lasts: what submits a job, waits for its end, and
+    copies its result to a folder."""
     with _installed():
         from nvflare.fuel.flare_api.flare_api import new_secure_session
-    with own_folder(folder) as out, contextlib.ExitStack() as stack:
-        work = out / "nvflare"
-        kits = work / "workspace" / "rookery" / "prod_00"
-        around = environment(HOME=str(work / "home"), NVFLARE_SECURE_LOGGING="1")
+    kits = work / "workspace" / "rookery" / "prod_00"
+    around = environment(HOME=str(work / "home"), NVFLARE_SECURE_LOGGING="1")
+    with contextlib.ExitStack() as stack:
         if not kits.is_dir():
             (work / "home").mkdir(parents=True, exist_ok=True)
-            write_job(experiment, work, sources, on_failure, new_name(out.name))
             provision(work, sources, around)
         stack.callback(end_all, kits)
         for party in ("localhost", *sources):
             command = ["bash", str(kits / party / "startup" / "sub_start.sh"), "--once"]
             stack.enter_context(Started(command, work / f"{slug(party)}.log", around, kits / party))
         say(f"FLARE's server and {len(sources)} clients are started, with certificates of their own")
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))  # FLARE says that it connects
-        session = patiently(lambda: new_secure_session(ADMIN, str(kits / ADMIN), timeout=5.0), 60.0)
+        with contextlib.redirect_stdout(io.StringIO()):  # FLARE says that it connects
+            session = patiently(lambda: new_secure_session(ADMIN, str(kits / ADMIN), timeout=5.0), 60.0)
         stack.callback(session.close)
         patiently(lambda: _all_there(session, list(sources)), 60.0)
-        job = session.submit_job(str(work / JOB))
-        say("the job is submitted")
-        session.monitor_job(job, timeout=0.0, poll_interval=0.5)
-        told = read_json(next((work / JOB).rglob(CONFIG)), "job")[FEDERATION]
-        return _ended(kits / "localhost" / "rookery" / "runs", slug(told["run"]), work, out / "server")
+
+        def submit(job: Path, out: Path) -> Result:
+            number = session.submit_job(str(job))
+            session.monitor_job(number, timeout=0.0, poll_interval=0.5)
+            told = read_json(next(job.rglob(CONFIG)), "job")[FEDERATION]
+            return _ended(kits / "localhost" / "rookery" / "runs", slug(told["run"]), work, out)
+
+        yield submit
 
 
 def provision(work: Path, sources: Sources, around: dict[str, str]) -> None:
