@@ -37,6 +37,7 @@ from rookery.algorithms.vrlsgd import VRLSGD
 from rookery.data.federated import Clients, Split, federate
 from rookery.data.partitions import IID, ClassHeterogeneity, Dirichlet, LongTail, QuantitySkew, Shards
 from rookery.engines import Eager, Engine, Local
+from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError, StorageError
 from rookery.federation.client import Client
 from rookery.federation.codec import part
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from rookery.experiments.api import compare, tune
     from rookery.experiments.compare import Comparison
     from rookery.experiments.experiment import resume
+    from rookery.experiments.federated import federated
     from rookery.experiments.newcomers import newcomers
     from rookery.experiments.tune import Tuning
     from rookery.tasks import adapters
@@ -90,6 +92,7 @@ __all__ = [
     "ClassHeterogeneity",
     "Client",
     "Clients",
+    "ClientsFailed",
     "Cohort",
     "Comparison",
     "Compositional",
@@ -137,6 +140,7 @@ __all__ = [
     "Minimax",
     "Neumann",
     "OfBatch",
+    "OnFailure",
     "PerClient",
     "Projection",
     "QuantitySkew",
@@ -177,6 +181,7 @@ __all__ = [
     "descend",
     "exact",
     "federate",
+    "federated",
     "first_round",
     "fixed_point",
     "method",
@@ -200,6 +205,7 @@ _LATER = {
     "Comparison": "rookery.experiments.compare",
     "Tuning": "rookery.experiments.tune",
     "compare": "rookery.experiments.api",
+    "federated": "rookery.experiments.federated",
     "newcomers": "rookery.experiments.newcomers",
     "resume": "rookery.experiments.experiment",
     "adapters": "rookery.tasks.adapters",

@@ -33,6 +33,8 @@ from rookery.experiments.experiment import (
     read_experiment,
     resume_folder,
 )
+from rookery.experiments.federated import SITES, label
+from rookery.experiments.federated import launch as launch_federation
 from rookery.experiments.federation import FEDERATION
 from rookery.files import refuse_used, slug, write_folder
 from rookery.own_code import file_and_class, full_name, short_name
@@ -148,7 +150,7 @@ def _federated(command: str, arguments: list[str], options: type[Any]) -> tuple[
         raise InputError(f"sites: {given.sites} was given; at least 1 is needed")
     _ = given.policy  # refuses what is none
     fields = {field.name: getattr(given, field.name) for field in dataclasses.fields(Options)}
-    sites = 3 if given.sites is None else given.sites
+    sites = SITES if given.sites is None else given.sites
     run_options = dataclasses.replace(Options(**fields), clients=given.clients or sites)
     return Experiment(task_name, parsed.task, row.name, parsed.method, run_options), given
 
@@ -191,16 +193,14 @@ def federate(arguments: list[str], console: Console) -> int:
         return 0
     experiment, options = _federated("federate", arguments, FederateOptions)
     sources = loopback.sources_of(experiment, options.sites)
-    name = f"federate_{Path(experiment.task_name).stem}_{slug(short_name(experiment.method_name))}"
-    folder = options.out or make_folder(name)
+    folder = options.out or make_folder(slug(label(experiment)))
     say = lambda text: console.print(text, markup=False, soft_wrap=True)
     say(f"{len(sources)} sites, a process each: {', '.join(sources)}")
     if options.transport == "loopback":
         return _watched_federation(experiment, folder, console, sources, options.policy)
     try:
-        framework = importlib.import_module(f"rookery.experiments.{options.transport}")
-        more = {"secure": options.secure} if options.transport == "flower" else {}
-        result = framework.federate(experiment, folder, sources, options.policy, say, **more)
+        given = (experiment, folder, sources, options.transport, options.policy, say)
+        result = launch_federation(*given, secure=options.secure)
     except KeyboardInterrupt:
         say(f"interrupted; what was done is in {folder}: the same command with --out {folder} goes on")
         return 130

@@ -25,7 +25,7 @@ def sources_of(experiment: Experiment, sites: int | None) -> dict[str, str | Non
     for, with shares of data that everybody has."""
     partition, data = parse(experiment.options.partition), getattr(experiment.task, "data", None)
     if not isinstance(partition, Natural) or partition.column is not None or not isinstance(data, str):
-        return {f"site-{number + 1}": None for number in range(3 if sites is None else sites)}
+        return {f"site-{number + 1}": None for number in range(experiment.options.clients if sites is None else sites)}
     dataset = load(data)
     if not dataset.owners:
         raise InputError(f"partition: natural was given, and {dataset.name} has no clients of its own")
