@@ -232,8 +232,7 @@ def test_a_message_that_comes_a_second_time_when_its_round_is_over_changes_nothi
     """The network may bring it again, minutes later; so may a server that was taken for dead."""
     worker = session.workers[0]
     before = list(worker.versions.all)
-    for late in (Attempt(1, 0, session._session), Attempt(9, 0, "older")):
-        worker._past.add("older")
+    for late in (Attempt(1, 0, session._session), Attempt(9, 0, "0 an older server")):
         header = session.header("phase", late, 0, exchange=0, update=True, phase="steps") | {"builds_on": None}
         with pytest.raises(MessageError, match="that is over"):
             worker.receive(session.wire.encode(session.state.z, header))

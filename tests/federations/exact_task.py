@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from rookery.data.catalogue import load
 from rookery.problems import exact
+from rookery.problems.kinds import Single
 from rookery.tasks.base import Assembly
 
 KINDS: dict[str, Any] = {
@@ -57,3 +59,33 @@ class Exact:
 
 def _norms(z):
     return {"size": sum(abs(leaf).sum() for leaf in jax.tree.leaves(dict(z)))}
+
+
+@dataclass(frozen=True)
+class Towards:
+    """A loss that knows a number."""
+
+    number: float
+
+    def __call__(self, x, e):
+        return 0.5 * ((x - self.number) ** 2).sum() + 0.0 * e["input"].sum()
+
+
+@dataclass(frozen=True)
+class Nosy:
+    """A task that looks at everybody's labels when it is put together."""
+
+    data: str = "heart"
+
+    @property
+    def rates(self):
+        return {"x": 0.05}
+
+    @property
+    def batch_size(self):
+        return None
+
+    def assemble(self, partition, clients, seed, tuning=False) -> Assembly:
+        dataset = load(self.data)
+        problem = Single(Towards(float(dataset.train["label"].mean())))
+        return Assembly(problem=problem, clients=dataset.partition(partition, clients=clients), x=np.zeros(2))

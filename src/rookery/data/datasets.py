@@ -61,6 +61,14 @@ class Dataset:
         """The shape of one input: (height, width, channels), or (features,)."""
         return self.scale.shape
 
+    def has_own_tests(self, scheme: partitions.Partition | str) -> bool:
+        """Whether a partition is that of the data's own clients, and each of them has test examples of its own."""
+        if isinstance(scheme, str):
+            scheme = partitions.parse(scheme)
+        if not isinstance(scheme, partitions.Natural) or scheme.column is not None:
+            return False
+        return self.owner is not None and self.test_owner is not None and set(self.owner) <= set(self.test_owner)
+
     def for_tuning(self, fraction: float = 1 / 6, seed: int = 0) -> Dataset:
         """The training examples alone, a part of them in the place of the test set: what choices are made on.
 

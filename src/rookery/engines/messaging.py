@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -38,6 +38,7 @@ from rookery.vectors import Vector
 
 POLICIES = ("wait", "drop", "abort")
 PAUSE, LONGEST = 0.05, 10.0  # seconds before who did not answer is asked again, where there is no deadline
+DIGITS = 20  # of the time in the name of a server process
 SENTENCE = 500  # characters of what a client says that are shown at most
 
 
@@ -170,7 +171,6 @@ class MessageSession(ABC):
         self._say = say
         self._run = run
         self._shapes = shapes
-        self._session = uuid.uuid4().hex
         self._given_up = 0  # attempts of this process that did not count
         self._expected: dict[Any, Any] = {}  # what a phase answers, by what it is asked
         self._along: Question | None = None  # what is to go along with the messages that are sent next
@@ -179,6 +179,7 @@ class MessageSession(ABC):
         if prepared.versions is not None:
             self.last = {int(client): Attempt.of(last) for client, last in prepared.versions["last"].items()}
             self.missing = [Missing(**each) for each in prepared.versions["missing"]]
+        self._session = _later_than(attempt.session for attempt in self.last.values())
 
     # What the engine's contract asks for.
 
@@ -407,6 +408,12 @@ class MessageSession(ABC):
         unknown = dict.fromkeys(names, np.nan)
         rows = [found[client][0] if client in found else unknown for client in everybody]
         return {name: np.asarray([float(row[name]) for row in rows]) for name in names}
+
+
+def _later_than(sessions: Iterable[str]) -> str:
+    """A name for this server process that sorts after those of the processes before it, whatever the clock says."""
+    newest = max((int(name[:DIGITS]) for name in sessions), default=0)
+    return f"{max(time.time_ns(), newest + 1):0{DIGITS}d}-{uuid.uuid4().hex[:8]}"
 
 
 def _shape(leaf: Any) -> tuple[tuple[int, ...], Any]:

@@ -25,7 +25,7 @@ ENDING, ANSWER = ".record", "answer"
 
 class Attempt(NamedTuple):
     """One try at a round: its place (what comes before the first round has 0, round t has t + 1), which try of the
-    server process it is, and of which server process."""
+    server process it is, and of which server process: later ones have names that sort later."""
 
     base: int
     number: int

@@ -96,8 +96,8 @@ class Worker:
         self._initial = record
         self.versions = Versions(record, folder)
         self._kept: dict[int, Vector] = {}  # the vectors of the attempt that it has been sent
-        self._attempt: Attempt | None = None  # the one that they are of
-        self._past: set[str] = set()  # the server processes that another one has taken the place of
+        newest = self.versions.all[-1].attempt
+        self._attempt = None if newest == BEGINNING else newest  # the one that they are of
         self.test: tuple[ClientMetrics, Shard, int] | None = None  # what it measures, on what, and the largest client
 
     def answer(self, message: bytes) -> bytes:
@@ -136,15 +136,11 @@ class Worker:
     def _refuse_late(self, attempt: Attempt, exchange: int | None) -> None:
         """Refuses what comes after it is over, such as a message that the network brings a second time."""
         before, last = self._attempt, self.versions.all[-1]
-        late = attempt.session in self._past
-        if before is not None and before.session == attempt.session:
-            late = late or attempt[:2] < before[:2]
+        late = before is not None and (attempt.session, *attempt[:2]) < (before.session, *before[:2])
         if exchange is not None and last.attempt == attempt:
             late = late or exchange < last.exchange
         if late:
             raise MessageError("message: it is of a round, or of an exchange, that is over")
-        if before is not None and before.session != attempt.session:
-            self._past.add(before.session)
 
     def record_of(self, attempt: Attempt | None) -> Record:
         """Its record after an attempt that counted; where that is lost, or None was given, what it began with."""

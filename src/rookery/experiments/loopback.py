@@ -53,6 +53,11 @@ def federate(
     """
     if sources is None:
         told = read_config(folder).get(FEDERATION)
+        if isinstance(told, dict) and told.get("transport") in ("nvflare", "flower"):
+            raise InputError(
+                f"run: {str(folder)!r} is of a federation on {told['transport']}, which starts its sites; what was "
+                "submitted or run there, submitted or run again, goes on"
+            )
         if not isinstance(told, dict) or not isinstance(told.get("sites"), dict):
             raise InputError(f"run: {str(folder)!r} does not say how its sites are started")
         with undamaged(folder / CONFIG, "run"):

@@ -145,7 +145,8 @@ def find_phase(program: Any, name: Any) -> Callable[..., Any]:
         )
     owner = program
     for part in name.split("."):
-        if not hasattr(type(owner), part) and part not in getattr(owner, "__dataclass_fields__", {}):
+        known = hasattr(type(owner), part) or part in getattr(owner, "__dataclass_fields__", {})
+        if part.startswith("_") or not known:
             raise InputError(f"phase: {type(program).__name__} has no phase {name!r}")
         owner = getattr(owner, part)
     return owner

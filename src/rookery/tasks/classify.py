@@ -9,7 +9,7 @@ from typing import Literal
 from rookery.data.partitions import Partition
 from rookery.problems.kinds import Single
 from rookery.tasks.base import Assembly, augmentation, check_options, find_dataset, find_network
-from rookery.tasks.metrics import Evaluation, label_mix, on_test
+from rookery.tasks.metrics import Evaluation, OnOwn, label_mix, on_test
 from rookery.tasks.models import Classification
 
 
@@ -44,12 +44,15 @@ class Classify:
         check_options(self, decay=(self.decay >= 0, "a number that is not negative"))
         dataset = find_dataset(self.data, tuning)
         network = find_network(self.model, dataset, self.widths, ("mlp", "lenet", "cnn"))
+        own = dataset.has_own_tests(partition)
+        augment = augmentation(dataset, self.augment)
         federation = dataset.partition(
-            partition, clients=clients, seed=seed, weights="size", augment=augmentation(dataset, self.augment)
+            partition, clients=clients, seed=seed, weights="size", augment=augment, own_test=own
         )
         return Assembly(
             problem=Single(Classification(network, self.decay)),
             clients=federation,
             x=network.init,
             metrics=on_test(Evaluation(network), dataset, mix=label_mix(federation, dataset.classes)),
+            client_metrics=OnOwn(network) if own else None,
         )

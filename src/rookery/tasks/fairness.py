@@ -15,7 +15,7 @@ from rookery.data.partitions import Partition
 from rookery.problems.kinds import Minimax
 from rookery.problems.sets import Simplex
 from rookery.tasks.base import Assembly, check_options, find_dataset, find_network
-from rookery.tasks.metrics import Evaluation, label_mix, on_test
+from rookery.tasks.metrics import Evaluation, OnOwn, label_mix, on_test
 from rookery.tasks.models import Network, cross_entropy
 
 
@@ -59,14 +59,17 @@ class Fairness:
         check_options(self, pull=(self.pull >= 0, "a number that is not negative"))
         dataset = find_dataset(self.data, tuning)
         network = find_network("mlp", dataset, self.widths, ("mlp",))
-        plain = dataset.partition(partition, clients=clients, seed=seed)
+        own = dataset.has_own_tests(partition)
+        plain = dataset.partition(partition, clients=clients, seed=seed, own_test=own)
+        clients = plain.population  # of data with clients of its own, theirs
         records = [plain.client(i) for i in range(clients)]
         named = [{**record, "client": np.full(len(record["label"]), i, np.int32)} for i, record in enumerate(records)]
         return Assembly(
             problem=Minimax(MixtureLoss(network, self.pull), y_set=Simplex()),
-            clients=federate(named),
+            clients=federate(named, test=[plain.own_test(i) for i in range(clients)] if own else None),
             x=network.init,
             y=np.full(clients, 1 / clients, np.float32),
             metrics=on_test(Evaluation(network), dataset, mix=label_mix(plain, dataset.classes)),
+            client_metrics=OnOwn(network) if own else None,
             main_metric="worst_client",
         )

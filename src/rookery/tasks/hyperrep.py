@@ -12,7 +12,7 @@ import jax
 from rookery.data.partitions import Partition
 from rookery.problems.bilevel import Bilevel
 from rookery.tasks.base import Assembly, augmentation, check_options, find_dataset, find_network
-from rookery.tasks.metrics import Evaluation, on_both, on_test
+from rookery.tasks.metrics import Evaluation, OnOwn, on_both, on_test
 from rookery.tasks.models import Network, OfClasses, cross_entropy, squared_norm
 
 
@@ -86,7 +86,7 @@ class HyperRep:
             check_options(self, examples=(2 <= self.examples <= most, f"a number from 2 to {most}, or 0 for all,"))
             dataset = dataset.first(self.examples, self.examples // 2)
         network = find_network(self.model, dataset, (self.hidden,), ("mlp", "lenet"))
-        evaluation = Evaluation(network, parts=("x", "y"))
+        evaluation, own = Evaluation(network, parts=("x", "y")), dataset.has_own_tests(partition)
         return Assembly(
             problem=Bilevel(upper=Upper(network), lower=Lower(network, self.ridge)),
             clients=dataset.partition(
@@ -95,10 +95,12 @@ class HyperRep:
                 seed=seed,
                 validation=self.validation,
                 augment=augmentation(dataset, self.augment),
+                own_test=own,
             ),
             x=partial(layers_of, network, slice(None, -self.head)),
             y=partial(layers_of, network, slice(-self.head, None)),
             metrics=on_both(evaluation, dataset) if self.training_accuracy else on_test(evaluation, dataset),
+            client_metrics=OnOwn(network, ("x", "y")) if own else None,
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from rookery.data.partitions import Partition
 from rookery.problems.bilevel import Bilevel
 from rookery.tasks.base import Assembly, check_options, find_dataset, find_network
-from rookery.tasks.metrics import Evaluation, on_test
+from rookery.tasks.metrics import Evaluation, OnOwn, on_test
 from rookery.tasks.models import Network, cross_entropy
 
 
@@ -67,11 +67,12 @@ class Regularisation:
     def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
         check_options(self, penalty=(self.penalty > 0, "a positive number"))
         dataset = find_dataset(self.data, tuning)
-        network = find_network("mlp", dataset, (), ("mlp",))
+        network, own = find_network("mlp", dataset, (), ("mlp",)), dataset.has_own_tests(partition)
         return Assembly(
             problem=Bilevel(upper=ValidationLoss(network), lower=PenalisedLoss(network, self.penalty)),
-            clients=dataset.partition(partition, clients=clients, seed=seed, validation=self.validation),
+            clients=dataset.partition(partition, clients, seed, validation=self.validation, own_test=own),
             x=np.full(prod(dataset.shape), log(self.penalty), np.float32),
             y=network.init,
             metrics=on_test(Evaluation(network, parts=("y",)), dataset),
+            client_metrics=OnOwn(network, ("y",)) if own else None,
         )

@@ -1,0 +1,249 @@
+"""What sites and the server say to one another before a run, and what each refuses; all in one process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import rookery as rk
+from federations.conftest import HERE, SITES, alone, exact
+from federations.test_processes import CASES, made, same
+from rookery.data.catalogue import load
+from rookery.data.sites import Outline, read_holding
+from rookery.engines.messaging import OnFailure
+from rookery.engines.transport import Outcome, Request
+from rookery.engines.worker import REFUSED
+from rookery.errors import MessageError
+from rookery.experiments.configuration import common, write_configuration
+from rookery.experiments.experiment import Experiment, Options
+from rookery.experiments.federation import FEDERATION, serve
+from rookery.experiments.site import Site
+from rookery.federation.wire import Wire, seal
+from rookery.tasks.registry import find_task
+
+NOSY = f"{HERE / 'exact_task.py'}:Nosy"
+
+
+class Direct:
+    """Sites in this process."""
+
+    slow = False
+
+    def __init__(self, sites: dict[str, Site]):
+        self.sites, self.all = list(sites), list(sites.values())
+
+    def ask(self, requests: Sequence[Request], deadline):
+        return Outcome({i: self.all[seat.site].receive(body) for i, (seat, body) in enumerate(requests)})
+
+    def close(self): ...
+
+
+def sites_of(experiment, folder, names=SITES, data=None, told=None):
+    write_configuration(experiment, folder / "configuration", {FEDERATION: {"run": "r"}})
+    data = data or {}
+    return Direct(
+        {
+            name: Site(folder / "configuration", folder / name, (told or {}).get(name, name), data.get(name))
+            for name in names
+        }
+    )
+
+
+CLASSIFY = Options(partition="natural", rounds=3, precision="float64", batch_size=0)
+METHODS = {
+    "classify": (rk.FedAvg(lr=rk.Rates(0.1), local_steps=2), CLASSIFY),
+    "hyperrep": (rk.SimFBO(lr=rk.Rates(0.1)), CLASSIFY),
+    "regularisation": (rk.SimFBO(lr=rk.Rates(0.1)), CLASSIFY),
+    "fairness": (rk.FedAvg(lr=rk.Rates(0.1)), CLASSIFY),
+    "personalised": (rk.SimFBO(lr=rk.Rates(0.1)), CLASSIFY),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_tasks_on_the_data_of_four_hospitals_give_the_numbers_of_one_machine(name, tmp_path):
+    """Each site has its own rows, the server none; what is measured is measured at the sites."""
+    method, options = METHODS[name]
+    form = {"form": "heads"} if name == "personalised" else {}
+    method = rk.FedAvg(lr=rk.Rates(0.1)) if form else method
+    experiment = Experiment(name, made(name, data="heart", **form), "m", method, options)
+    names = load("heart").owners
+    transport = sites_of(experiment, tmp_path, names, {name: f"heart#{name}" for name in names})
+    found, expected = serve(tmp_path / "server", transport, experiment, told={"run": "r"}), alone(experiment)
+    assert found.ledger == expected.ledger and found.clients is not None
+    for mine, theirs in zip(found.clients.rows, expected.clients.rows):
+        assert mine["client"] == theirs["client"]
+        assert all(np.isclose(mine[key], theirs[key], rtol=1e-9) for key in mine if key != "client")
+    for a, b in zip(found.history.rows, expected.history.rows):
+        assert all(np.isclose(a[key], b[key], rtol=1e-9) for key in a if key != "seconds")
+
+
+def test_a_task_that_looks_at_everybodys_labels_is_refused(tmp_path):
+    """It would be another problem at every party: the server has none of them."""
+    experiment = Experiment(NOSY, find_task(NOSY)(), "m", rk.FedAvg(lr=rk.Rates(0.1)), CLASSIFY)
+    names = load("heart").owners
+    transport = sites_of(experiment, tmp_path, names, {name: f"heart#{name}" for name in names})
+    with pytest.raises(rk.InputError, match="site cleveland: it makes another problem of the configuration than the"):
+        serve(tmp_path / "server", transport, experiment)
+    assert not (tmp_path / "server").exists()
+
+
+SCAFFOLD = exact(*CASES["E1a scaffold"])
+
+
+def test_names_are_of_one_site_each_and_of_this_federation(tmp_path):
+    with pytest.raises(rk.InputError, match="site site-1: two sites say that they are it"):
+        serve(tmp_path / "s", sites_of(SCAFFOLD, tmp_path / "a", told={"site-2": "site-1"}), SCAFFOLD)
+    with pytest.raises(rk.InputError, match="site site-3: it says that it is 'stranger'"):
+        serve(tmp_path / "s", sites_of(SCAFFOLD, tmp_path / "b", told={"site-3": "stranger"}), SCAFFOLD)
+
+
+def test_all_sites_have_data_of_their_own_or_none(tmp_path):
+    experiment = Experiment("classify", made("classify", data="heart"), "m", rk.FedAvg(lr=rk.Rates(0.1)), CLASSIFY)
+    transport = sites_of(experiment, tmp_path, ("cleveland", "va"), {"va": "heart#va"})
+    with pytest.raises(rk.InputError, match="site cleveland: it has no data of its own, and site va has"):
+        serve(tmp_path / "server", transport, experiment)
+
+
+def test_own_data_is_divided_as_it_is(tmp_path):
+    options = Options(partition="iid", clients=2, rounds=2)
+    experiment = Experiment("classify", made("classify", data="heart"), "m", rk.FedAvg(lr=rk.Rates(0.1)), options)
+    names = ("cleveland", "va")
+    transport = sites_of(experiment, tmp_path, names, {name: f"heart#{name}" for name in names})
+    with pytest.raises(rk.InputError, match="partition: iid was given, and sites have data of their own"):
+        serve(tmp_path / "server", transport, experiment)
+
+
+def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path):
+    data = tmp_path / "va.csv"
+    rows = ["age,marker,label", *(f"{i},{i % 7},{i % 2}" for i in range(30))]
+    other = ["age,marker,label", *(f"{i + 1},{i % 5},{i % 2}" for i in range(30))]
+    data.write_text("\n".join(rows))
+    (tmp_path / "b.csv").write_text("\n".join(other))
+    experiment = Experiment("classify", made("classify", data="csv:x"), "m", rk.FedAvg(lr=rk.Rates(0.01)), CLASSIFY)
+    sources = {"va": f"csv:{data}", "bonn": f"csv:{tmp_path / 'b.csv'}"}
+    serve(tmp_path / "server", sites_of(experiment, tmp_path, tuple(sources), sources), experiment, told={"run": "r"})
+    shutil.rmtree(tmp_path / "server")
+    data.write_text("\n".join([rows[0], *(f"{i + 0.5},{i % 7},{i % 2}" for i in range(30))]))
+    with pytest.raises(rk.InputError, match="site va: its data is not what it was when the run began"):
+        serve(
+            tmp_path / "server", sites_of(experiment, tmp_path, tuple(sources), sources), experiment, told={"run": "r"}
+        )
+
+
+def test_sites_that_are_not_alike_are_refused(tmp_path):
+    good = read_holding("heart#va").facts()
+    for change, sentence in (
+        ({"columns": ["age"], "mean": [1.0], "squares": [1.0]}, "do not have the same columns"),
+        ({"train": "many"}, "does not say how many examples"),
+        ({"mean": [float("nan")] * len(good["columns"])}, "does not say how many examples"),
+        ({"classes": [0.5]}, "does not say how many examples"),
+    ):
+        with pytest.raises(rk.InputError, match=sentence):
+            Outline.of({"a": good, "b": good | change})
+    with pytest.raises(rk.InputError, match="two or more classes of one kind"):
+        Outline.of({"a": good | {"classes": [1]}})
+
+
+def test_a_function_gives_a_sites_own_data(tmp_path, monkeypatch):
+    (tmp_path / "registry_of_ours.py").write_text(
+        "import numpy as np\n"
+        "def patients():\n"
+        "    rng = np.random.default_rng(0)\n"
+        "    return {'input': rng.normal(size=(20, 3)), 'label': np.arange(20) % 2}\n"
+        "def nothing():\n"
+        "    return 7\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    held = read_holding("registry_of_ours:patients")
+    assert held.train["input"].shape == (16, 3) and len(held.test["label"]) == 4
+    with pytest.raises(rk.InputError, match="gives int; a table with columns by name is needed"):
+        read_holding("registry_of_ours:nothing")
+    for source, sentence in (
+        ("registry_of_ours:absent", "when it is read, fails"),
+        ("nonsense", "a site's own data is csv:FILE, NAME#CLIENT"),
+        ("csv:/not/there.csv", "the csv file of one site is needed"),
+        ("heart#bonn", "'bonn' is not known"),
+    ):
+        with pytest.raises(rk.InputError, match=sentence):
+            read_holding(source)
+
+
+# Messages.
+
+
+@pytest.fixture
+def joined(tmp_path):
+    transport = sites_of(SCAFFOLD, tmp_path)
+    kept: list[bytes] = []
+    ask = transport.ask
+    transport.ask = lambda requests, deadline: kept.extend(r.body for r in requests) or ask(requests, deadline)
+    found = serve(tmp_path / "server", transport, SCAFFOLD, told={"run": "r"})
+    same(found, alone(SCAFFOLD))
+    return transport.all[0], kept
+
+
+def test_whatever_a_site_is_sent_it_answers_in_a_sentence(joined):
+    """Messages that are cut, changed and forged: no crash, and nothing of its record changes."""
+    site, kept = joined
+    rng, wire = np.random.default_rng(0), Wire()
+    before = [version.attempt for version in site._workers[0].versions.all]
+    for number in range(3000):
+        body = bytearray(kept[rng.integers(len(kept))])
+        if number % 3 == 0:
+            body = body[: rng.integers(len(body))]
+        elif number % 3 == 1:
+            body[rng.integers(len(body))] ^= int(rng.integers(1, 256))
+        else:  # sealed anew, so that what is inside is read
+            opened = wire.open(bytes(body))
+            name = rng.choice(list(opened.header))
+            value = [None, -1, 7, "x", [], {}, [1, 2], 1e300, True][rng.integers(9)]
+            described = json.dumps({"header": opened.header | {name: value}, "tree": opened.tree}).encode()
+            body = bytearray(seal(described, opened.arrays))
+        said = wire.header(site.receive(bytes(body)))
+        assert isinstance(said, dict)
+        if REFUSED in said:
+            assert isinstance(said[REFUSED], str) and len(said[REFUSED]) < 500
+    assert [version.attempt for version in site._workers[0].versions.all] == before
+
+
+@pytest.mark.parametrize("phase", ["nothing", "__init__", "_hidden", "steps.more", 7])
+def test_a_phase_that_is_none_is_refused(joined, phase):
+    site, kept = joined
+    wire = Wire()
+    asked = next(body for body in kept if wire.header(body).get("asked") == "phase")
+    opened = wire.open(asked)
+    header = opened.header | {"phase": phase, "attempt": [99, 0, "s"], "builds_on": None}
+    described = json.dumps({"header": header, "tree": opened.tree}).encode()
+    said = wire.header(site.receive(seal(described, opened.arrays)))
+    assert REFUSED in said
+
+
+def test_what_differs_is_named(tmp_path):
+    experiment = SCAFFOLD
+    write_configuration(experiment, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    ours = common(config)
+    assert common(config | {"keep": 7, "checkpoint_every": "9s"}) == ours, "what no number depends on is not compared"
+    for key, part in (("seed", "set of options"), ("task", "task"), ("task_source", "code of the task")):
+        theirs = common(config | {key: "other"})
+        assert [name for name in ours if ours[name] != theirs[name]] == [part]
+
+
+def test_an_outline_that_is_none_is_refused():
+    with pytest.raises(rk.InputError, match="it does not say who there is"):
+        Outline.from_json({"names": ["a"]})
+
+
+def test_policies_of_python(tmp_path):
+    with pytest.raises(rk.InputError, match="transport: 'pigeon' is not known"):
+        rk.federated(rk.tasks.HyperRep(), rk.SimFBO(lr=0.1), out=tmp_path / "a", transport="pigeon")
+    with pytest.raises(rk.InputError, match="sites: 0 was given"):
+        rk.federated(rk.tasks.HyperRep(), rk.SimFBO(lr=0.1), out=tmp_path / "a", sites=0)
+    with pytest.raises(rk.InputError, match="options: 'tempo' is not known"):
+        rk.federated(rk.tasks.HyperRep(), rk.SimFBO(lr=0.1), out=tmp_path / "a", tempo=1)
+    assert OnFailure("drop", minimum=2).minimum == 2 and not (tmp_path / "a").exists()
+    assert issubclass(MessageError, rk.InputError)
