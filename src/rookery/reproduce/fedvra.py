@@ -99,7 +99,7 @@ def cells(
 ) -> list[Cell]:
     """Every method in every column."""
     if quick:
-        task = Classify(widths=(16,))
+        task = Classify(widths=(16,), init="pytorch")
     found = []
     for column, numbers in paper.items():
         # One program for both: from two to two epochs, and from one to five.
@@ -154,7 +154,9 @@ TABLE4 = Study(
     title="FedVRA, table 4: MNIST",
     source=f"{SOURCE}, table 4",
     settings=SETTINGS.format(partition="Dirichlet(0.2) over classes", a=10, network="A network 784-200-200-10."),
-    cells=lambda quick: cells(Classify(data="mnist", widths=(200, 200)), MNIST, MNIST_LEVELS, 10.0, quick),
+    cells=lambda quick: cells(
+        Classify(data="mnist", widths=(200, 200), init="pytorch"), MNIST, MNIST_LEVELS, 10.0, quick
+    ),
     measures=_mnist,
     claims_of_parts=True,
     claims=first_everywhere(tuple(MNIST), _mnist[0]),
@@ -172,7 +174,12 @@ TABLE3 = Study(
     )
     + "Two seeds where the paper has five runs, to save time.",
     cells=lambda quick: cells(
-        Classify(data="cifar10", model="cnn", augment=True), CIFAR10, CIFAR10_LEVELS, 7.0, quick, every=2
+        Classify(data="cifar10", model="cnn", augment=True, init="pytorch"),
+        CIFAR10,
+        CIFAR10_LEVELS,
+        7.0,
+        quick,
+        every=2,
     ),
     measures=_cifar10,
     claims_of_parts=True,
@@ -189,7 +196,7 @@ OF_D, OF_A = "d, with a = 10", "a, with d = 10"
 
 def factors(quick: bool) -> list[Cell]:
     """FedVRA with one factor at 10 and the other from 1 to 20."""
-    task = Classify(widths=(16,)) if quick else Classify(data="mnist", widths=(200, 200))
+    task = Classify(widths=(16,)) if quick else Classify(data="mnist", widths=(200, 200), init="pytorch")
     found = []
     for column in (OF_D, OF_A):
         for value in (1, 10) if quick else FACTORS:

@@ -9,6 +9,7 @@ from typing import Any
 from rookery.errors import InputError, unknown
 from rookery.reproduce import aggitd_figures, fedvra, simfbo
 from rookery.reproduce.aggitd import TABLE2
+from rookery.reproduce.aggitd_readings import READINGS_STUDY
 from rookery.reproduce.execute import run_study
 from rookery.reproduce.fedbio import RATES
 from rookery.reproduce.fedbio_tasks import TASKS
@@ -21,6 +22,7 @@ from rookery.reproduce.study import Done, Study
 
 _ALL = (
     TABLE2,
+    READINGS_STUDY,
     aggitd_figures.FIGURE3,
     aggitd_figures.FIGURE4,
     aggitd_figures.FIGURE6,

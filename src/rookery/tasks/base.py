@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite, prod
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from rookery.data.catalogue import DATASETS, LOCAL, TABLE, load
 from rookery.data.datasets import Dataset
@@ -14,7 +14,7 @@ from rookery.data.inputs import CropFlip
 from rookery.data.partitions import Partition
 from rookery.errors import InputError, unknown
 from rookery.problems.base import Problem
-from rookery.tasks.models import MLP, OnStored, lenet, wide_cnn
+from rookery.tasks.models import MLP, Initial, OnStored, lenet, wide_cnn
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,26 @@ def find_dataset(name: str, tuning: bool = False) -> Dataset:
     return dataset.for_tuning() if tuning else dataset
 
 
-def find_network(model: str, dataset: Dataset, widths: tuple[int, ...], allowed: tuple[str, ...]) -> OnStored:
-    """A task's network by its name on the command line: mlp (with hidden layers of these widths), lenet or cnn."""
+def find_network(
+    model: str, dataset: Dataset, widths: tuple[int, ...], allowed: tuple[str, ...], init: Initial = "fan_in"
+) -> OnStored:
+    """A task's network by its name on the command line: mlp (with hidden layers of these widths), lenet or cnn; `init`
+    says how its layers start."""
+    if init not in get_args(Initial):
+        raise unknown("task.init", str(init), get_args(Initial))
     if model not in allowed:
         raise unknown("task.model", str(model), allowed)
     if model == "mlp":
         if any(width < 1 for width in widths):
             raise InputError(f"task: a hidden layer of width {min(widths)} was given; at least 1 is needed")
-        return OnStored(MLP(prod(dataset.shape), tuple(widths), dataset.classes), dataset.scale)
+        return OnStored(MLP(prod(dataset.shape), tuple(widths), dataset.classes, init), dataset.scale)
     make, least = (lenet, 4) if model == "lenet" else (wide_cnn, 16)
     if len(dataset.shape) != 3 or min(dataset.shape[:2]) < least:
         raise InputError(
             f"task.model: {model!r} was given with {dataset.name}, whose inputs are {_shown(dataset.shape)}; it needs "
             f"images of at least {least} x {least} pixels, and mlp takes any input"
         )
-    return OnStored(make(dataset.shape, dataset.classes), dataset.scale)
+    return OnStored(make(dataset.shape, dataset.classes, init), dataset.scale)
 
 
 def augmentation(dataset: Dataset, augment: bool) -> CropFlip | None:

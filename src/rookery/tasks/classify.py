@@ -10,7 +10,7 @@ from rookery.data.partitions import Partition
 from rookery.problems.kinds import Single
 from rookery.tasks.base import Assembly, augmentation, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, OnOwn, label_mix, on_test
-from rookery.tasks.models import Classification
+from rookery.tasks.models import Classification, Initial
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Classify:
     """Weight of |x|^2 / 2 in the loss."""
     augment: bool = False
     """Whether training images are cropped and flipped at random."""
+    init: Initial = "fan_in"
+    """How layers start: fan_in, normal of variance 1 / inputs; he, twice that; pytorch, as PyTorch's do."""
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -43,7 +45,7 @@ class Classify:
     def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
         check_options(self, decay=(self.decay >= 0, "a number that is not negative"))
         dataset = find_dataset(self.data, tuning)
-        network = find_network(self.model, dataset, self.widths, ("mlp", "lenet", "cnn"))
+        network = find_network(self.model, dataset, self.widths, ("mlp", "lenet", "cnn"), self.init)
         own = dataset.has_own_tests(partition)
         augment = augmentation(dataset, self.augment)
         federation = dataset.partition(

@@ -13,7 +13,7 @@ from rookery.data.partitions import Partition
 from rookery.problems.bilevel import Bilevel
 from rookery.tasks.base import Assembly, augmentation, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, OnOwn, on_both, on_test
-from rookery.tasks.models import Network, OfClasses, cross_entropy, squared_norm
+from rookery.tasks.models import Initial, Network, OfClasses, cross_entropy, squared_norm
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class HyperRep:
     """How many training examples to use, the first ones, with half as many for the test; 0: all."""
     training_accuracy: bool = False
     """Whether the accuracy on training examples is measured too, on 10,000 of them at most."""
+    init: Initial = "fan_in"
+    """How layers start: fan_in, normal of variance 1 / inputs; he, twice that; pytorch, as PyTorch's do."""
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -85,7 +87,7 @@ class HyperRep:
             most = min(len(dataset.train["label"]), 2 * len(dataset.test["label"]))
             check_options(self, examples=(2 <= self.examples <= most, f"a number from 2 to {most}, or 0 for all,"))
             dataset = dataset.first(self.examples, self.examples // 2)
-        network = find_network(self.model, dataset, (self.hidden,), ("mlp", "lenet"))
+        network = find_network(self.model, dataset, (self.hidden,), ("mlp", "lenet"), self.init)
         evaluation, own = Evaluation(network, parts=("x", "y")), dataset.has_own_tests(partition)
         return Assembly(
             problem=Bilevel(upper=Upper(network), lower=Lower(network, self.ridge)),

@@ -24,6 +24,7 @@ Layer = dict[str, jax.Array]
 
 Convolution = Literal["direct", "patches"]
 Padding = Literal["valid", "same"]
+Initial = Literal["fan_in", "he", "pytorch"]
 
 
 class Network(Protocol):
@@ -38,9 +39,21 @@ class Network(Protocol):
         ...
 
 
-def dense(key: jax.Array, inputs: int, outputs: int) -> Layer:
-    """A dense layer with weights of variance 1/inputs and zero biases."""
-    return {"w": jax.random.normal(key, (inputs, outputs), jnp.float32) / inputs**0.5, "b": jnp.zeros(outputs)}
+def dense(key: jax.Array, inputs: int, outputs: int, initial: Initial = "fan_in") -> Layer:
+    """A dense layer: "fan_in", normal weights of variance 1 / inputs; "he", of variance 2 / inputs, for layers before a
+    ReLU; both with zero biases. "pytorch": weights and biases uniform in +-1 / sqrt(inputs), a third of the first's
+    variance, as PyTorch's dense and convolutional layers start."""
+    if initial not in get_args(Initial):
+        raise unknown("initial", str(initial), get_args(Initial))
+    if initial == "pytorch":
+        bound, shapes = inputs**-0.5, ((inputs, outputs), (outputs,))
+        draw = lambda number, shape: jax.random.uniform(
+            jax.random.fold_in(key, number), shape, jnp.float32, -bound, bound
+        )
+        return {name: draw(number, shape) for number, (name, shape) in enumerate(zip(("w", "b"), shapes))}
+    variance = (2 if initial == "he" else 1) / inputs
+    weights = jax.random.normal(key, (inputs, outputs), jnp.float32)
+    return {"w": weights / inputs**0.5 if initial == "fan_in" else weights * variance**0.5, "b": jnp.zeros(outputs)}
 
 
 def apply(layer: Layer, inputs: jax.Array) -> jax.Array:
@@ -66,11 +79,13 @@ class MLP:
       inputs: the number of inputs.
       widths: the width of every hidden layer.
       classes: the number of outputs.
+      initial: how its layers start, as `dense` says.
     """
 
     inputs: int
     widths: tuple[int, ...]
     classes: int
+    initial: Initial = "fan_in"
 
     def __post_init__(self):
         _check_sizes("inputs, widths, classes", self.inputs, *self.widths, self.classes)
@@ -79,7 +94,7 @@ class MLP:
 
     def init(self, key: jax.Array) -> dict[str, Layer]:
         sizes = (self.inputs, *self.widths, self.classes)
-        return _dense_layers(key, sizes, first=0)
+        return _dense_layers(key, sizes, 0, self.initial)
 
     def __call__(self, params: Any, image: jax.Array) -> jax.Array:
         return _dense_pass(params, image.reshape(-1), len(self.widths) + 1)
@@ -108,6 +123,7 @@ class CNN:
       padding: "valid", an image shrinks by k - 1 at every convolution, or "same", it does not.
       convolution: "direct", XLA's own, or "patches", the shifted images stacked and multiplied by a matrix; the numbers
         are the same, the speed is not. By default what is faster on this machine.
+      initial: how its layers start, as `dense` says, with k^2 channels for inputs in a convolution.
     """
 
     shape: tuple[int, int, int]
@@ -117,6 +133,7 @@ class CNN:
     classes: int
     padding: Padding = "valid"
     convolution: Convolution = field(default_factory=default_convolution)
+    initial: Initial = "fan_in"
 
     def __post_init__(self):
         if len(self.shape) != 3:
@@ -148,11 +165,11 @@ class CNN:
     def init(self, key: jax.Array) -> dict[str, Layer]:
         layers, inputs, blocks = {}, self.shape[2], len(self.channels)
         for n, outputs in enumerate(self.channels):
-            flat = dense(jax.random.fold_in(key, n), self.kernel**2 * inputs, outputs)
+            flat = dense(jax.random.fold_in(key, n), self.kernel**2 * inputs, outputs, self.initial)
             layers[f"conv{n}"] = flat | {"w": flat["w"].reshape(self.kernel, self.kernel, inputs, outputs)}
             inputs = outputs
         sizes = (prod(self.sides[-1]) * inputs, *self.widths, self.classes)
-        return layers | _dense_layers(key, sizes, first=blocks)
+        return layers | _dense_layers(key, sizes, blocks, self.initial)
 
     def __call__(self, params: Any, image: jax.Array) -> jax.Array:
         convolve = direct if self.convolution == "direct" else patches
@@ -162,10 +179,10 @@ class CNN:
         return _dense_pass(params, image.reshape(-1), len(self.widths) + 1)
 
 
-def _dense_layers(key: jax.Array, sizes: tuple[int, ...], first: int) -> dict[str, Layer]:
+def _dense_layers(key: jax.Array, sizes: tuple[int, ...], first: int, initial: Initial) -> dict[str, Layer]:
     """Dense layers of these sizes; the n-th layer of a network is drawn from the key folded with n."""
     return {
-        f"dense{n}": dense(jax.random.fold_in(key, first + n), inputs, outputs)
+        f"dense{n}": dense(jax.random.fold_in(key, first + n), inputs, outputs, initial)
         for n, (inputs, outputs) in enumerate(pairwise(sizes))
     }
 
@@ -204,7 +221,7 @@ def pool(image: jax.Array) -> jax.Array:
     return image[: 2 * height, : 2 * width].reshape(height, 2, width, 2, channels).max(axis=(1, 3))
 
 
-def lenet(shape: tuple[int, ...], classes: int) -> CNN:
+def lenet(shape: tuple[int, ...], classes: int, initial: Initial = "fan_in") -> CNN:
     """LeNet's shape: two blocks of 6 and 16 channels, dense layers of 120 and 84.
 
     The kernel is 5 x 5 without padding from 16 x 16 pixels on; smaller images, of which that would leave nothing, get
@@ -214,15 +231,15 @@ def lenet(shape: tuple[int, ...], classes: int) -> CNN:
         raise InputError(f"shape: {shape} was given; a LeNet needs images of at least 4 x 4 pixels")
     kernel, padding = (5, "valid") if min(shape[:2]) >= 16 else (3, "same")
     height, width, channels = shape
-    return CNN((height, width, channels), (6, 16), kernel, (120, 84), classes, padding)
+    return CNN((height, width, channels), (6, 16), kernel, (120, 84), classes, padding, initial=initial)
 
 
-def wide_cnn(shape: tuple[int, ...], classes: int) -> CNN:
+def wide_cnn(shape: tuple[int, ...], classes: int, initial: Initial = "fan_in") -> CNN:
     """FedVRA's network: two blocks of 64 channels, 5 x 5 without padding, dense layers of 384 and 192."""
     if len(shape) != 3 or min(shape[:2]) < 16:
         raise InputError(f"shape: {shape} was given; this network needs images of at least 16 x 16 pixels")
     height, width, channels = shape
-    return CNN((height, width, channels), (64, 64), 5, (384, 192), classes)
+    return CNN((height, width, channels), (64, 64), 5, (384, 192), classes, initial=initial)
 
 
 class OfClasses:
