@@ -285,7 +285,7 @@ def test_ctrl_c_while_results_are_written_loses_nothing(tmp_path, monkeypatch, c
     def stopped(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rookery.experiments.experiment._finish", stopped)
+    monkeypatch.setattr("rookery.experiments.experiment.finish", stopped)
     out = tmp_path / "run"
     assert main(["run", "hyperrep", "simfbo", "--rounds", "3", "--out", str(out)]) == 130
     assert (

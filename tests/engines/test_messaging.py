@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.engines import messaging
 from rookery.engines.eager import EagerSession
 from rookery.engines.messaging import ClientsFailed, MessageCohort, OnFailure
 from rookery.engines.transport import Outcome, Request, Transport
@@ -168,8 +169,19 @@ def test_who_fails_between_two_exchanges_is_out_of_the_round_and_in_the_next():
             return session
 
     watched = Watched(engine.on_failure, engine.faults)
-    result = solved("fednest", watched, rounds=2)
+    sums: list[float] = []
+    scaled = messaging._scaled
+
+    def watching(factors, slots, answered):
+        found = scaled(factors, slots, answered)
+        sums.append(sum(float(found[slot]) for client, slot in slots.items() if client in answered))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(messaging, "_scaled", watching)
+        result = solved("fednest", watched, rounds=2)
     assert np.isfinite(result.x).all()
+    np.testing.assert_allclose(sums, 1.0, rtol=1e-12, err_msg="a mean over those who are left is none")
     per_round = solved("fednest", rounds=1).ledger.exchanges
     assert asked.count(0) == 2 + per_round, "it is asked twice in the first round, and always in the second"
     assert all(asked.count(client) == 2 * per_round for client in (1, 2, 3))
@@ -466,3 +478,70 @@ def test_no_method_has_phases_that_could_travel_together(name):
             patch.setattr("rookery.engines.messaging.MessageCohort", Watching)
             solved(name, engine, rounds=1)
         assert seen[poisoned + 1], f"the exchange after {poisoned} could have travelled with it"
+
+
+JOINT = rk.Joint(lambda x, y, e: 0.5 * (e["a"] @ (x + y) - e["b"]) ** 2 + 0.1 * y @ y)
+
+
+@pytest.mark.parametrize("fault", ["", "reply lost", "cut"])
+def test_what_is_measured_again_is_measured_where_the_run_stands(fault):
+    """The next round was begun along with it: what that did to the client's own y is tentative, and not looked at."""
+    metrics = lambda z, e: {"error": (e["a"] @ (z.x + z.y) - e["b"]) ** 2}
+    options = {"x": np.ones(2), "y": np.ones(2), "rounds": 4, "precision": "float64", "every": 1}
+    given = (JOINT, rk.FedAvg(lr=rk.Rates(0.1), local_steps=2), TESTED)
+    engine = Slow(OnFailure("wait"), {8: fault, 9: fault, 18: fault})
+    found, plain = (rk.run(*given, client_metrics=metrics, engine=each, **options) for each in (engine, "eager"))
+    for a, b in zip(found.history.rows, plain.history.rows):
+        assert a | {"seconds": 0} == b | {"seconds": 0}
+
+
+def test_who_is_missing_at_an_evaluation_is_left_out_of_it():
+    """Two of four, where three must answer in a round: the evaluation is of the other two."""
+    engine = Engine(OnFailure("drop", minimum=3), dict.fromkeys((1, 2), "request lost"))
+    options = {"x": np.ones(2), "rounds": 2, "precision": "float64", **ERROR}
+    found = rk.run(SINGLE, rk.FedAvg(lr=0.1), TESTED, engine=engine, **options)
+    values = [float(np.mean((own["a"] @ np.ones(2) - own["b"]) ** 2)) for own in DATA]
+    weights = WEIGHTS[[0, 3]] / WEIGHTS[[0, 3]].sum()
+    first = found.history.rows[0]
+    np.testing.assert_allclose(first["error mean"], (values[0] + values[3]) / 2, rtol=1e-12)
+    np.testing.assert_allclose(first["error weighted"], weights @ [values[0], values[3]], rtol=1e-12)
+    assert len(found.missing.rows) == 2
+
+
+@pytest.mark.parametrize("said", [{"oracles": None}, {"broken": 7}, {"broken": [1]}, {"oracles": {"gradients": -1}}])
+def test_an_answer_whose_header_is_none_is_that_clients_failure(said):
+    class Lying(Engine):
+        def open(self, prepared, ledger):
+            session = super().open(prepared, ledger)
+            transport: Any = session.transport
+            ask = transport.ask
+
+            def lied(requests, deadline):
+                outcome = ask(requests, deadline)
+                tree, header = session.wire.decode(outcome.replies[1])
+                return Outcome({**outcome.replies, 1: session.wire.encode(tree, header | said)}, outcome.failures)
+
+            transport.ask = lied
+            return session
+
+    engine = Lying(OnFailure("drop"), {})
+    found = solved("simfbo", engine)
+    assert {missing.client for missing in engine.opened[0].missing} == {"1"} and np.isfinite(found.x).all()
+
+
+def test_a_server_whose_clock_ran_back_takes_another_name():
+    """A process that died before its first checkpoint has asked before, with a name that sorts after ours."""
+    engine = Engine(OnFailure(), {})
+    problem, method = METHODS["scaffold"]
+    options = {"x": np.zeros(2), "rounds": 3, "precision": "float64"}
+
+    class Ahead(Engine):
+        def open(self, prepared, ledger):
+            session = super().open(prepared, ledger)
+            future = Attempt(5, 0, "99999999999999999990-before")
+            for worker in session.workers:
+                worker._attempt = future
+            return session
+
+    found = rk.run(problem, method, CLIENTS, engine=Ahead(OnFailure(), {}), **options)
+    same(found, rk.run(problem, method, CLIENTS, engine=engine, **options))

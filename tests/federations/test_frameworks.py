@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -70,6 +71,7 @@ def test_nvflare_gives_the_numbers_of_one_machine(name, flare, tmp_path):
     owned(tmp_path, expected)
 
 
+@pytest.mark.full
 def test_a_site_of_nvflare_that_is_killed_changes_no_number(flare, tmp_path):
     """The site's own process: FLARE's would take the job with it, and the job submitted again goes on."""
     work, submit = flare
@@ -147,7 +149,7 @@ def test_a_supernode_that_is_not_registered_is_refused(tmp_path):
     command += ["--ssl-keyfile", keys["server.key"], "--enable-supernode-auth", "--host", "127.0.0.1"]
     around = environment(**QUIET, FLWR_HOME=str(tmp_path / "home"))
     with Started([*command, "--port", str(link)], tmp_path / "link.log", around):
-        patiently(lambda: __import__("socket").create_connection(("127.0.0.1", link), 5).close(), 60)
+        patiently(lambda: socket.create_connection(("127.0.0.1", link), 5).close(), 60, "it does not answer")
         words = ["flower-supernode", "--root-certificates", keys["ca.pem"], "--superlink", f"127.0.0.1:{link}"]
         words += ["--auth-supernode-private-key", keys["site-1"], "--host", "127.0.0.1", "--port", str(node)]
         done = subprocess.run(words, env=around, capture_output=True, text=True, timeout=120)

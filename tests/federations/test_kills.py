@@ -35,12 +35,11 @@ def killed(folder: Path, case: str, rounds: int, kills: int, rng: random.Random)
     while True:
         server = started(run, case, rounds)
         if count < kills:
-            seen = len(list(run.glob("checkpoints/round-*")))
             begun = time.monotonic()
             if rng.random() < 0.7:  # in the middle of rounds; otherwise anywhere
                 while server.poll() is None and time.monotonic() - begun < 60:
                     newest = max(run.glob("checkpoints/round-*"), default=None)
-                    if newest is not None and newest.stat().st_mtime > time.time() - 0.5 and seen >= 0:
+                    if newest is not None and newest.stat().st_mtime > time.time() - 0.5:
                         break
                     time.sleep(0.01)
                 time.sleep(rng.random() * 0.3)
@@ -66,7 +65,7 @@ def check(folder: Path, case: str, rounds: int) -> None:
         owned(folder, expected)
 
 
-@pytest.mark.parametrize("case", ["E1a scaffold", "E5 fedbiolocal"])
+@pytest.mark.parametrize("case", ["E5 fedbiolocal", pytest.param("E1a scaffold", marks=pytest.mark.full)])
 def test_a_server_that_is_killed_goes_on_bit_for_bit(case, tmp_path):
     assert killed(tmp_path / "k", case, 40, 2, random.Random(1)) > 0
     check(tmp_path / "k", case, 40)

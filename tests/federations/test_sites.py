@@ -14,15 +14,18 @@ from federations.conftest import HERE, SITES, alone, exact
 from federations.test_processes import CASES, made, same
 from rookery.data.catalogue import load
 from rookery.data.sites import Outline, read_holding
-from rookery.engines.messaging import OnFailure
+from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.engines.transport import Outcome, Request
 from rookery.engines.worker import REFUSED
 from rookery.errors import MessageError
+from rookery.experiments import federation
 from rookery.experiments.configuration import common, write_configuration
-from rookery.experiments.experiment import Experiment, Options
+from rookery.experiments.experiment import Experiment, Options, finish, launch
 from rookery.experiments.federation import FEDERATION, serve
+from rookery.experiments.loopback import sources_of
 from rookery.experiments.site import Site
 from rookery.federation.wire import Wire, seal
+from rookery.runs.checkpoint import latest_round
 from rookery.tasks.registry import find_task
 
 NOSY = f"{HERE / 'exact_task.py'}:Nosy"
@@ -247,3 +250,61 @@ def test_policies_of_python(tmp_path):
         rk.federated(rk.tasks.HyperRep(), rk.SimFBO(lr=0.1), out=tmp_path / "a", tempo=1)
     assert OnFailure("drop", minimum=2).minimum == 2 and not (tmp_path / "a").exists()
     assert issubclass(MessageError, rk.InputError)
+
+
+# Folders.
+
+
+def test_a_folder_is_of_one_run(tmp_path):
+    transport = sites_of(SCAFFOLD, tmp_path)
+    serve(tmp_path / "server", transport, SCAFFOLD, told={"run": "r"})
+    other = exact(*CASES["E1a scaffold"], rounds=9)
+    with pytest.raises(rk.InputError, match="holds a run with another set of options; give a new or empty folder"):
+        serve(tmp_path / "server", transport, other)
+    with pytest.raises(rk.InputError, match="is there already; give a new or empty folder"):
+        rk.federated(rk.tasks.HyperRep(), rk.SimFBO(lr=0.1), out=tmp_path / "server")
+    alone_there = Experiment("hyperrep", made("hyperrep"), "SimFBO", rk.SimFBO(lr=rk.Rates(0.1)), Options(rounds=2))
+    launch(alone_there, tmp_path / "alone")
+    with pytest.raises(rk.InputError, match="holds a run with another task; give a new or empty folder"):
+        serve(tmp_path / "alone", transport, SCAFFOLD)
+
+
+def test_an_interrupt_when_all_is_done_takes_nothing_away(tmp_path, monkeypatch):
+    def late(*given):
+        finish(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(federation, "finish", late)
+    with pytest.raises(KeyboardInterrupt):
+        serve(tmp_path / "server", sites_of(SCAFFOLD, tmp_path), SCAFFOLD, told={"run": "r"})
+    assert (tmp_path / "server" / "result.json").is_file()
+
+
+def test_a_run_that_aborts_keeps_what_was_done(tmp_path):
+    transport = sites_of(SCAFFOLD, tmp_path)
+    ask, count = transport.ask, [0]
+
+    def failing(requests, deadline):
+        outcome = ask(requests, deadline)
+        count[0] += 1
+        return Outcome({0: outcome.replies[0]}, {1: "the line is dead", 2: "too"}) if count[0] == 5 else outcome
+
+    transport.ask = failing
+    with pytest.raises(ClientsFailed, match="client 1 did not answer: the line is dead, and 1 more"):
+        serve(tmp_path / "server", transport, SCAFFOLD, told={"run": "r"})
+    assert latest_round(tmp_path / "server" / "checkpoints") == 2
+    assert "the line is dead" in (tmp_path / "server" / "missing.csv").read_text()
+    same(serve(tmp_path / "server", transport, SCAFFOLD), alone(SCAFFOLD))
+
+
+def test_a_federation_is_not_gone_on_with_on_one_machine(tmp_path):
+    serve(tmp_path / "server", sites_of(SCAFFOLD, tmp_path), SCAFFOLD, told={"run": "r", "transport": "nvflare"})
+    (tmp_path / "server" / "result.json").unlink()
+    with pytest.raises(rk.InputError, match="is of a federation on nvflare, which starts its sites"):
+        rk.resume(tmp_path / "server")
+
+
+@pytest.mark.parametrize(("clients", "sites"), [(12, None), (3, 2)])
+def test_how_many_processes_are_started(clients, sites):
+    experiment = Experiment("hyperrep", made("hyperrep"), "m", rk.SimFBO(lr=0.1), Options(clients=clients))
+    assert len(sources_of(experiment, sites)) == (sites or 3)

@@ -32,7 +32,7 @@ def test_the_hospital_with_wrong_labels_is_found_and_left_out():
     assert trust["cleveland"] < 0.1 and min(trust["hungarian"], trust["va"]) > 0.9
     assert nested.history["auc"][-1] > 0.9
     reached = [result.history["accuracy weighted"][-1] for result in (nested, plain, right)]
-    assert reached[0] > reached[1] + 0.08 and abs(reached[0] - reached[2]) < 0.03
+    assert reached[0] > reached[1] + 0.05 and abs(reached[0] - reached[2]) < 0.03
 
 
 def test_without_wrong_labels_nobody_is_left_out():

@@ -33,7 +33,7 @@ from rookery.experiments.experiment import (
     read_experiment,
     resume_folder,
 )
-from rookery.experiments.federated import SITES, label
+from rookery.experiments.federated import label
 from rookery.experiments.federated import launch as launch_federation
 from rookery.experiments.federation import FEDERATION
 from rookery.files import refuse_used, slug, write_folder
@@ -150,7 +150,7 @@ def _federated(command: str, arguments: list[str], options: type[Any]) -> tuple[
         raise InputError(f"sites: {given.sites} was given; at least 1 is needed")
     _ = given.policy  # refuses what is none
     fields = {field.name: getattr(given, field.name) for field in dataclasses.fields(Options)}
-    sites = SITES if given.sites is None else given.sites
+    sites = len(getattr(given, "names", ())) or (loopback.SITES if given.sites is None else given.sites)
     run_options = dataclasses.replace(Options(**fields), clients=given.clients or sites)
     return Experiment(task_name, parsed.task, row.name, parsed.method, run_options), given
 

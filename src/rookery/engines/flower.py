@@ -14,13 +14,12 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from rookery.engines.transport import Outcome, Request
+from rookery.engines.transport import PATIENCE, Outcome, Request
 
 KIND = "query.rookery"  # the type of our messages
 BODIES, SAID = "bodies", "said"
 FAILED = 1000  # the code of our own errors; of others the reason is not shown, for it may hold a site's words
 POLL = 0.1  # seconds between two looks for answers
-PATIENCE = 600.0  # seconds that an exchange may take where nothing is said
 
 
 def pack(bodies: Sequence[bytes], said: Mapping[str, Any]) -> RecordDict:

@@ -7,12 +7,14 @@ of clients, so sums do not depend on who was first. Whose message fails is dealt
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import jax
@@ -23,7 +25,7 @@ from rookery.data.batches import Shard
 from rookery.engines.base import CLIENT_STATE, Advance, Carry, PreparedRun, ServerInputs, broken, non_finite
 from rookery.engines.transport import Outcome, Request, Seat, Transport
 from rookery.engines.versions import Attempt
-from rookery.engines.worker import JOIN, MEASURE, NEED, PHASE, REFUSED, Refused, compiled_answer
+from rookery.engines.worker import JOIN, MEASURE, NEED, NEWER, PHASE, REFUSED, Refused, compiled_answer
 from rookery.errors import InputError, MessageError
 from rookery.federation.client import Call, Record
 from rookery.federation.cohort import Cohort
@@ -62,7 +64,9 @@ class OnFailure:
     def __post_init__(self):
         if self.policy not in POLICIES:
             raise InputError(f"policy: {self.policy!r} was given; allowed are {', '.join(POLICIES)}")
-        if self.deadline is not None and not 0 < float(self.deadline) < float("inf"):
+        if self.deadline is not None and not (
+            isinstance(self.deadline, Real) and 0 < float(self.deadline) < float("inf")
+        ):
             raise InputError(f"deadline: {self.deadline!r} was given; a positive number of seconds is needed, or None")
         for name in ("minimum", "tries"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
@@ -77,6 +81,7 @@ class ClientsFailed(RuntimeError):
         more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
         super().__init__(f"client {who} did not answer: {why}{more}")
         self.failures = dict(failures)
+        self.missing: list[dict[str, Any]] = []  # who was, in all rounds so far
 
 
 class _TooFew(Exception):
@@ -109,12 +114,14 @@ class Question:
       body: the message to one of them; the flag says that nothing may be left out because it was sent before.
       like: what an answer must be like; None: anything.
       echo: what the header of an answer must repeat.
+      counted: whether it is part of a round: an answer says what it cost, and enough must answer.
     """
 
     clients: Sequence[int]
     body: Callable[[int, bool], bytes]
     like: Any
     echo: Mapping[str, Any]
+    counted: bool = True
 
     def key(self, client: int) -> Any:
         """What tells one message from all others."""
@@ -172,6 +179,7 @@ class MessageSession(ABC):
         self._run = run
         self._shapes = shapes
         self._given_up = 0  # attempts of this process that did not count
+        self._tried = 0  # how often the round of now was undone
         self._expected: dict[Any, Any] = {}  # what a phase answers, by what it is asked
         self._along: Question | None = None  # what is to go along with the messages that are sent next
         self._ahead: dict[Any, bytes] = {}  # what was answered to messages that went along with others
@@ -179,6 +187,7 @@ class MessageSession(ABC):
         if prepared.versions is not None:
             self.last = {int(client): Attempt.of(last) for client, last in prepared.versions["last"].items()}
             self.missing = [Missing(**each) for each in prepared.versions["missing"]]
+            self.bytes_sent, self.bytes_received = prepared.versions["bytes"]
         self._session = _later_than(attempt.session for attempt in self.last.values())
 
     # What the engine's contract asks for.
@@ -194,15 +203,15 @@ class MessageSession(ABC):
         return {
             "last": {str(client): list(attempt) for client, attempt in self.last.items()},
             "missing": [vars(each) for each in self.missing],
+            "bytes": [self.bytes_sent, self.bytes_received],
         }
 
     def start(self) -> None:
-        key = before_first_round_key(self.inputs.key)
-        members = self._members(key)
-        self._transact(0, lambda attempt: self._started(key, members, attempt))
+        self._transact(0, self._started)
 
-    def _started(self, key: jax.Array, members: Members, attempt: Attempt) -> Any:
-        cohort = MessageCohort(self, members, _Round(key, attempt))
+    def _started(self, attempt: Attempt) -> Any:
+        key = before_first_round_key(self.inputs.key)
+        cohort = MessageCohort(self, self._members(key), _Round(key, attempt))
         return self.inputs.method.start(_renewed(self.state), cohort)
 
     def advance(self, rounds: int) -> Advance:
@@ -228,19 +237,21 @@ class MessageSession(ABC):
 
     # Rounds as transactions.
 
-    def _transact(self, place: int, tried: Callable[[Attempt], Any]) -> None:
+    def _transact(self, place: int, program: Callable[[Attempt], Any]) -> None:
         """One round, or what comes before the first, tried until enough answer; it happens for all or for nobody."""
-        for _ in range(self.on_failure.tries):
+        for tried in range(self.on_failure.tries):
+            if tried:
+                time.sleep(min(PAUSE * 2**tried, LONGEST))
             before, attempt = self.ledger.copy(), Attempt(place, self._given_up, self._session)
-            self.present, self.elsewhere = set(), set()
+            self.present, self.elsewhere, self._tried = set(), set(), tried
             try:
-                self.state = tried(attempt)
+                self.state = program(attempt)
                 self.last |= dict.fromkeys(self.present, attempt)
                 return
             except _TooFew:
                 self.ledger = before
                 self._given_up += 1
-                self._say(f"round {place}: fewer than {self.on_failure.minimum} answered; it is undone and tried again")
+                self._say(f"round {place}: too few answered; it is undone, and drawn again")
         raise ClientsFailed({each.client: each.why for each in self.missing[-1:]})
 
     def _round(self, attempt: Attempt) -> Any:
@@ -252,9 +263,10 @@ class MessageSession(ABC):
         return next_state(self.inputs.method, _renewed(self.state), cohort)
 
     def _members(self, key: jax.Array) -> Members:
-        return self.inputs.sampling.at(self.state.round).members(
-            sampling_key(key), self.config.population, self.config.dtype
-        )
+        own = sampling_key(key)
+        if self._tried:  # a round that was undone is drawn again
+            own = jax.random.fold_in(own, self._tried)
+        return self.inputs.sampling.at(self.state.round).members(own, self.config.population, self.config.dtype)
 
     # Messages.
 
@@ -292,7 +304,7 @@ class MessageSession(ABC):
         self.missing += [Missing(round, self._names[client], failures[client]) for client in left]
         if left and policy.policy != "drop":
             raise ClientsFailed({self._names[client]: failures[client] for client in left})
-        if left and len(answered) < policy.minimum:
+        if left and question.counted and len(answered) < policy.minimum:
             raise _TooFew
         return {client: answered[client] for client in sorted(answered)}
 
@@ -309,7 +321,11 @@ class MessageSession(ABC):
         found, failures, needs = self._sent(question, whole)
         if needs:
             if joining := [client for client, need in needs.items() if need == JOIN]:
-                self.join(joining)
+                try:
+                    self.join(joining)
+                except (ClientsFailed, InputError) as error:  # a failure of theirs, for the policy to deal with
+                    failures |= dict.fromkeys(joining, str(error))
+                    needs = {client: need for client, need in needs.items() if client not in joining}
             more, failed, needs = self._sent(question, dict.fromkeys(needs, True))
             found |= more
             failures = {client: why for client, why in (failures | failed).items() if client not in more}
@@ -334,6 +350,10 @@ class MessageSession(ABC):
                 failures[client] = str(error)
                 if (need := getattr(error, "need", None)) is not None:
                     needs[client] = need
+        if newer := [need for need in needs.values() if re.fullmatch(NEWER, need)]:
+            # A server process of which no checkpoint tells was asking before this one, by a clock that ran ahead.
+            self._session = _later_than(newer)
+            raise _TooFew
         return found, failures, needs
 
     def _carried(self, question: Question, clients: Sequence[int], whole: Mapping[int, bool]) -> Outcome:
@@ -374,10 +394,13 @@ class MessageSession(ABC):
         """An answer that is as it must be."""
         opened = self.wire.open(data)
         if REFUSED in opened.header:
-            raise Refused(str(opened.header[REFUSED])[:SENTENCE], opened.header.get(NEED))
+            need = opened.header.get(NEED)
+            raise Refused(str(opened.header[REFUSED])[:SENTENCE], None if need is None else str(need))
         if any(opened.header.get(name) != value for name, value in {**question.echo, "client": client}.items()):
             raise MessageError("message: it answers another question")
         tree, header = self.wire.decode(opened, like=question.like)
+        if question.counted:
+            _check_said(header)
         if self.on_failure.policy == "drop" and broken(tree):
             raise MessageError("message: it has numbers that are not finite")
         return tree, header
@@ -397,17 +420,23 @@ class MessageSession(ABC):
     def measured(self, names: list[str]) -> dict[str, np.ndarray]:
         """What every client measures on its own test examples, by metric: one exchange that is not counted. Of who does
         not answer, and the policy is to go on, NaN."""
+        try:
+            found = self._measured(names)
+        except _TooFew:  # this process had to take another name
+            found = self._measured(names)
+        unknown = dict.fromkeys(names, np.nan)
+        rows = [found[client][0] if client in found else unknown for client in range(self.config.population)]
+        return {name: np.asarray([float(row[name]) for row in rows]) for name in names}
+
+    def _measured(self, names: list[str]) -> Answers:
         attempt = Attempt(int(self.state.round) + 1, self._given_up, self._session)
         body = lambda client, whole: self.wire.encode(self.state.z, self.header(MEASURE, attempt, client))
         like = {name: jax.ShapeDtypeStruct((), self.config.dtype) for name in names}
-        everybody = range(self.config.population)
-        question = Question(everybody, body, like, {"attempt": list(attempt), "exchange": -1})
+        echo = {"attempt": list(attempt), "exchange": -1}
+        question = Question(range(self.config.population), body, like, echo, counted=False)
         if self.transport.slow and self.goes_on:
             self._along = self._first_question()
-        found = self.ask(question, int(self.state.round))
-        unknown = dict.fromkeys(names, np.nan)
-        rows = [found[client][0] if client in found else unknown for client in everybody]
-        return {name: np.asarray([float(row[name]) for row in rows]) for name in names}
+        return self.ask(question, int(self.state.round))
 
 
 def _later_than(sessions: Iterable[str]) -> str:
@@ -465,8 +494,10 @@ class MessageCohort(Cohort):
         number = self._tick()
         key = exchange_key(self.round_key, number)
         index, present = np.asarray(members.index), int(members.present)
-        slots = {int(client): slot for slot, client in enumerate(index[:present])}
-        slots = {client: slot for client, slot in slots.items() if client not in self._round.gone}
+        everybody = {int(client): slot for slot, client in enumerate(index[:present])}
+        slots = {client: slot for client, slot in everybody.items() if client not in self._round.gone}
+        if everybody and not slots:
+            raise _TooFew
         known = {delivered.number(part) for part in vectors(message) if delivered.knows(self._audience, part)}
         sent = [part for part, _ in delivered.send(self._audience, message)]
         attempt = self._round.attempt
@@ -488,7 +519,8 @@ class MessageCohort(Cohort):
         question = Question(sorted(slots), body, reply, {"attempt": list(attempt), "exchange": number})
         answers = session.ask(question, int(session.state.round)) if slots else {}
         session.present |= set(answers)
-        factors = self._without(factors, slots, set(slots) - set(answers))
+        self._round.gone |= set(slots) - set(answers)
+        factors = _scaled(factors, everybody, set(answers))
         total, shares = None, np.asarray(factors)
         for client, slot in sorted(slots.items(), key=lambda pair: pair[1]):
             if client not in answers:
@@ -497,9 +529,9 @@ class MessageCohort(Cohort):
             share = jax.tree.map(lambda leaf, slot=slot: leaf * shares[slot], summands(tree))
             total = share if total is None else jax.tree.map(np.add, total, share)
             reply = tree if reply is None else reply
-            session.elsewhere |= set(map(str, said.get("broken", ())))
-            for name, spent in _costs(said).items():
-                session.ledger.oracles[name] += spent
+            session.elsewhere |= set(said["broken"])
+            for name in ORACLES:
+                session.ledger.oracles[name] += said["oracles"][name]
         if total is None:  # nobody is there
             terms = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf * factors[0], summands(_zeros(reply))))
             total = _zeros(terms)
@@ -521,27 +553,28 @@ class MessageCohort(Cohort):
             exchange_key=key,
         )
 
-    def _without(self, factors: jax.Array, slots: Mapping[int, int], gone: set[int]) -> jax.Array:
-        """The factors over those who answered: scaled up by what the others had, so that a mean stays a mean. Who did
-        not answer is out of the round."""
-        if not gone:
-            return factors
-        self._round.gone |= gone
-        every = sum(float(factors[slot]) for slot in slots.values())
-        left = sum(float(factors[slot]) for client, slot in slots.items() if client not in gone)
-        return factors * (every / left) if left > 0 else factors
+
+def _scaled(factors: jax.Array, slots: Mapping[int, int], answered: set[int]) -> jax.Array:
+    """The factors over those who answered: scaled up by what all others of the cohort had, in whichever exchange of the
+    round they failed, so that a mean stays a mean."""
+    if answered == set(slots):
+        return factors
+    every = sum(float(factors[slot]) for slot in slots.values())
+    left = sum(float(factors[slot]) for client, slot in slots.items() if client in answered)
+    return factors * (every / left) if left > 0 else factors
 
 
 def _zeros(shapes: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
-def _costs(header: Mapping[str, Any]) -> dict[str, int]:
-    """How often a client says that it called each oracle."""
-    given = header.get("oracles")
+def _check_said(header: Mapping[str, Any]) -> None:
+    """Refuses an answer that does not say how often each oracle was called, and what is not finite where it is."""
+    given, broken = header.get("oracles"), header.get("broken")
     if not isinstance(given, dict) or not all(type(given.get(name)) is int and given[name] >= 0 for name in ORACLES):
         raise MessageError("message: it does not say what the answer cost")
-    return {name: given[name] for name in ORACLES}
+    if not isinstance(broken, list) or not all(isinstance(name, str) for name in broken):
+        raise MessageError("message: it does not say what is not finite")
 
 
 def _named(delivered: Delivered, known: set[int], vector: Vector) -> tuple[int, bool]:

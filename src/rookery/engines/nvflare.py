@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rookery.engines.transport import Outcome, Request
-
-PATIENCE = 600.0  # seconds that an exchange may take where nothing is said
+from rookery.engines.transport import PATIENCE, Outcome, Request
 
 
 class NVFlare:

@@ -23,6 +23,7 @@ from rookery.errors import InputError
 from rookery.federation.wire import LARGEST
 
 FRAME = struct.Struct("<QQ")  # the number of a request, and how many bytes follow
+PART = 2**24  # bytes that are read at a time
 GRACE, SHORT = 10.0, 0.5  # seconds that a site is given to end by itself; and one that has said its last
 
 
@@ -34,13 +35,11 @@ class Program:
       command: the words of its command.
       log: the file that takes what it writes besides its replies.
       before: what is done before it is started.
-      environment: its environment; None: this process's own.
     """
 
     command: Sequence[str]
     log: Path
     before: Callable[[], Any] = lambda: None
-    environment: Mapping[str, str] | None = None
 
 
 class Frame(NamedTuple):
@@ -58,8 +57,13 @@ def read_frame(stream: IO[bytes], largest: int = LARGEST) -> Frame | None:
     number, size = FRAME.unpack(head)
     if size > largest:
         return None
-    body = stream.read(size)
-    return Frame(number, body) if len(body) == size else None
+    body = bytearray()
+    while len(body) < size:  # in parts: what is announced is not believed before it is there
+        part = stream.read(min(PART, size - len(body)))
+        if not part:
+            return None
+        body += part
+    return Frame(number, bytes(body))
 
 
 def write_frame(stream: IO[bytes], frame: Frame) -> None:
@@ -89,7 +93,6 @@ class _Site:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    env=None if program.environment is None else dict(program.environment),
                     start_new_session=True,  # Ctrl-C is the server's; sites end when it does
                 )
         except OSError as error:
@@ -104,10 +107,12 @@ class _Site:
             thread.start()
 
     def _listen(self, output: IO[bytes]) -> None:
-        with output:
-            while (frame := read_frame(output)) is not None:
-                self.said.put(frame)
-        self.said.put(None)
+        try:
+            with output:
+                while (frame := read_frame(output)) is not None:
+                    self.said.put(frame)
+        finally:
+            self.said.put(None)
 
     def _speak(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # it has ended, which is heard elsewhere
@@ -165,8 +170,12 @@ class Processes:
         waiting: dict[int, dict[int, int]] = {}  # by site: numbers of frames, and the places of their requests
         for place, (seat, body) in enumerate(requests):
             self._asked += 1
-            waiting.setdefault(seat.site, {})[self._asked] = place
-            self._site(seat.site).send(Frame(self._asked, body))
+            try:
+                self._site(seat.site).send(Frame(self._asked, body))
+            except InputError as error:
+                failures[place] = str(error)
+            else:
+                waiting.setdefault(seat.site, {})[self._asked] = place
         for site, numbers in waiting.items():
             self._collect(site, numbers, end, replies, failures)
         return Outcome(replies, failures)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
+PATIENCE = 600.0  # seconds that an exchange may take on a framework where nothing is said
+
 
 class Seat(NamedTuple):
     """Where a client is: the number of its site among those of the transport, and its own among all clients; -1 is the

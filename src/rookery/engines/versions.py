@@ -18,7 +18,7 @@ from safetensors import numpy as safetensors
 
 from rookery.errors import MessageError, StorageError
 from rookery.federation.client import Record
-from rookery.files import fill_folder
+from rookery.files import fill_folder, remove_leftovers
 
 ENDING, ANSWER = ".record", "answer"
 
@@ -66,6 +66,7 @@ class Versions:
         self.all = [Version(BEGINNING, record)]
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(folder)
             found = [self._read(path, record) for path in folder.glob(f"*{ENDING}")]
             known = sorted((each for each in found if each is not None), key=lambda each: each.attempt[:2])
             self.all = known or self.all

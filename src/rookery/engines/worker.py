@@ -34,6 +34,7 @@ FACTS = {"weight", "probability", "times", "round", "first", "round_key", "excha
 PHASE, MEASURE = "phase", "measure"  # what a worker can be asked
 REFUSED, NEED = "refused", "need"  # how a header begins that says why there is no answer, and what would help
 WHOLE, JOIN = "whole", "join"  # what would: the message with nothing left out; to be told what it is part of
+AGAIN, NEWER = "again", r"\d{20}-\w*"  # to be asked again; a name that sorts after this one
 
 
 class Refused(MessageError):
@@ -108,7 +109,7 @@ class Worker:
             return refusal(self._wire, error)
 
     def receive(self, message: bytes | Opened) -> bytes:
-        """Does what a message asks for, and gives the reply. What is no message is refused, and changes nothing."""
+        """Does what a message asks for, and gives the reply. What is no message is refused, and changes no record."""
         opened = message if isinstance(message, Opened) else self._wire.open(message)
         header = opened.header
         attempt = Attempt.of(header.get("attempt"))
@@ -127,7 +128,9 @@ class Worker:
         self._refuse_late(attempt, exchange if asked == PHASE else None)
         self._settle(attempt, builds_on, back)
         if asked == MEASURE:
-            return self._measure(opened)
+            base = self._version(builds_on)
+            assert base is not None  # it was settled
+            return self._measure(opened, base.record)
         last = self.versions.all[-1]
         if (last.attempt, last.exchange) == (attempt, exchange):
             return last.answer  # of who is asked the same again, since an answer was lost, what it said
@@ -140,7 +143,9 @@ class Worker:
         if exchange is not None and last.attempt == attempt:
             late = late or exchange < last.exchange
         if late:
-            raise MessageError("message: it is of a round, or of an exchange, that is over")
+            newer = before is not None and attempt.session < before.session
+            sentence = "message: it is of a round, or of an exchange, that is over"
+            raise Refused(sentence, before.session if newer and before is not None else None)
 
     def record_of(self, attempt: Attempt | None) -> Record:
         """Its record after an attempt that counted; where that is lost, or None was given, what it began with."""
@@ -217,12 +222,12 @@ class Worker:
         """What a reply says of the question that it answers."""
         return {name: opened.header.get(name) for name in ("client", "attempt", "exchange")}
 
-    def _measure(self, opened: Opened) -> bytes:
+    def _measure(self, opened: Opened, record: Record) -> bytes:
         if self.test is None:
             raise MessageError("message: it asks for a measurement, and this client was given none to take")
         function, shard, largest = self.test
         z, _ = self._wire.decode(opened)
         if not isinstance(z, Sequences):
             raise MessageError("message: it asks for a measurement, and has no sequences to take it at")
-        found = compiled_evaluation(self._config, function, largest, shard, z, self.versions.all[-1].record)
+        found = compiled_evaluation(self._config, function, largest, shard, z, record)
         return self._wire.encode(found, self._echo(opened))

@@ -254,6 +254,10 @@ def resume_folder(
 ) -> tuple[Result, Path]:
     """Goes on with the run of a folder that `launch` made, bit for bit; of one that has ended, the result it had."""
     path = Path(folder)
+    if "federation" in read_config(path):
+        from rookery.experiments.loopback import federate  # which imports this
+
+        return federate(None, path, callbacks=callbacks), path
     experiment = read_experiment(path)
     if has_ended(path):
         return Result.load(path), path

@@ -13,11 +13,11 @@ from rookery.experiments import loopback
 from rookery.experiments.api import task_name
 from rookery.experiments.experiment import Experiment, Options
 from rookery.experiments.federation import Say
+from rookery.experiments.loopback import SITES
 from rookery.own_code import short_name
 from rookery.runs.result import Result
 
 TRANSPORTS = ("loopback", "nvflare", "flower")
-SITES = 3  # where nothing is said, and the data has no sites of its own
 
 
 def federated(
@@ -70,12 +70,11 @@ def launch(
     transport: str,
     on_failure: OnFailure,
     say: Say,
-    callbacks: Any = None,
     secure: bool = False,
 ) -> Result:
     """Runs an experiment over a transport, with everything on this machine; for Python and for the command."""
     if transport == "loopback":
-        return loopback.federate(experiment, folder, sources, on_failure, callbacks, say)
+        return loopback.federate(experiment, folder, sources, on_failure, say=say)
     framework = importlib.import_module(f"rookery.experiments.{transport}")
     more = {"secure": secure} if transport == "flower" else {}
     return framework.federate(experiment, folder, sources, on_failure, say, **more)

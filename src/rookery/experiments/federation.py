@@ -5,9 +5,12 @@ Imports experiments, runs and engines.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tempfile
+import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,10 @@ from rookery.data.catalogue import DATASETS
 from rookery.data.partitions import Natural, parse
 from rookery.data.sites import Outline
 from rookery.engines.base import PreparedRun
-from rookery.engines.messaging import ClientsFailed, OnFailure
+from rookery.engines.messaging import LONGEST, PAUSE, ClientsFailed, OnFailure
 from rookery.engines.remote import Remote
 from rookery.engines.transport import Outcome, Request, Seat, Transport
-from rookery.engines.worker import JOIN, REFUSED
+from rookery.engines.worker import AGAIN, JOIN, NEED, REFUSED
 from rookery.errors import InputError, MessageError
 from rookery.experiments.configuration import agreement, common, read_configuration, write_configuration
 from rookery.experiments.experiment import (
@@ -31,14 +34,15 @@ from rookery.experiments.experiment import (
     go,
     has_ended,
 )
-from rookery.experiments.site import GOODBYE, HELLO, assembled
+from rookery.experiments.site import COMPARED, GOODBYE, HELLO, assembled
 from rookery.federation.wire import Wire
-from rookery.files import slug, write_text
+from rookery.files import read_json, slug, write_text
 from rookery.runs.fingerprint import difference, uncompared
 from rookery.runs.folder import open_folder, versions
 from rookery.runs.own_metrics import SUMMARY
 from rookery.runs.prepare import precision_context
 from rookery.runs.result import Result
+from rookery.runs.table import Table
 from rookery.tasks.base import Assembly
 
 FEDERATION, MISSING = "federation", "missing.csv"
@@ -76,21 +80,63 @@ def serve(
     """
     resumed = (folder / CONFIG).is_file()
     if resumed:
-        experiment, config = read_configuration(folder)
+        if experiment is not None:
+            refuse_another(folder, experiment)
+        found, config = read_configuration(folder)
+        if FEDERATION not in config:
+            raise InputError(f"run: {str(folder)!r} holds a run on one machine; give a new or empty folder")
         if has_ended(folder):
             return Result.load(folder)
-    elif experiment is None:
+        with open_folder(folder, "", existing=True):
+            return _served(_Server(found, config, transport, on_failure, say), folder, callbacks, resumed)
+    if experiment is None:
         raise InputError(f"run: {str(folder)!r} holds no {CONFIG}; the folder of a run is needed")
-    with open_folder(folder, "", existing=resumed):
-        if resumed:
-            return _served(_Server(experiment, config, transport, on_failure, say), folder, callbacks, resumed)
-        with discarded_when_refused(folder):
+    with open_folder(folder, ""):
+        with _discarded(folder):
             write_configuration(experiment, folder, {FEDERATION: {"run": uuid.uuid4().hex} | dict(told or {})})
-            experiment, config = read_configuration(folder)
-            return _served(_Server(experiment, config, transport, on_failure, say), folder, callbacks, resumed)
+            found, config = read_configuration(folder)
+            server = _Server(found, config, transport, on_failure, say)
+            result, assembly = _run(server, folder, callbacks, resumed)
+        return _ended(server, folder, result, assembly)
+
+
+def refuse_another(folder: Path, experiment: Experiment) -> None:
+    """Refuses to go on in a folder that has another experiment's configuration."""
+    with tempfile.TemporaryDirectory() as aside:
+        write_configuration(experiment, Path(aside))
+        ours = common(read_json(Path(aside) / CONFIG, "run"))
+    part = difference(common(read_json(folder / CONFIG, "run")), ours)
+    if part is not None:
+        raise InputError(f"out: {str(folder)!r} holds a run with another {part}; give a new or empty folder")
+
+
+@contextlib.contextmanager
+def _discarded(folder: Path) -> Iterator[None]:
+    """A run that fails before it has done a round leaves nothing but what its sites have to say."""
+    try:
+        with discarded_when_refused(folder):
+            logs = {path: path.read_bytes() for path in folder.glob("sites/*/site.log")}
+            try:
+                yield
+            except BaseException:
+                logs = {path: path.read_bytes() for path in folder.glob("sites/*/site.log")}
+                raise
+    except InputError as error:
+        said = {path: content for path, content in logs.items() if content}
+        if not said or folder.exists():
+            raise
+        for path, content in said.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        raise InputError(f"{error}; the sites' logs are in {str(folder / 'sites')!r}") from None
 
 
 def _served(server: _Server, folder: Path, callbacks: Any, resumed: bool) -> Result:
+    return _ended(server, folder, *_run(server, folder, callbacks, resumed))
+
+
+def _run(server: _Server, folder: Path, callbacks: Any, resumed: bool) -> tuple[Result, Assembly]:
+    """Makes sure of the sites, and runs."""
     outline, config = server.greet(), server.config
     before = config[FEDERATION].get("outline", outline)
     if (None if outline is None else json.loads(json.dumps(outline.to_json()))) != before and resumed:
@@ -101,11 +147,23 @@ def _served(server: _Server, folder: Path, callbacks: Any, resumed: bool) -> Res
         federation = config[FEDERATION] | {"outline": None if outline is None else outline.to_json()}
         shown = {"main_metric": assembly.main_metric, "falling": assembly.falling, "versions": versions()}
         write_text(folder / CONFIG, json.dumps(config | shown | {FEDERATION: federation}, indent=1))
-    result = go(server.experiment, assembly, folder, callbacks, resumed, server.engine(assembly, outline))
+    try:
+        return go(server.experiment, assembly, folder, callbacks, resumed, server.engine(assembly, outline)), assembly
+    except ClientsFailed as error:
+        if error.missing:
+            Table(error.missing).to_csv(folder / MISSING)
+        raise
+
+
+def _ended(server: _Server, folder: Path, result: Result, assembly: Assembly) -> Result:
+    """Tells the sites, and writes what came of it."""
     if result.missing.rows:
         result.missing.to_csv(folder / MISSING)
     if result.status != "interrupted":
         server.part(result)
+    if result.state.versions is not None:
+        sent, received = result.state.versions["bytes"]
+        server.say(f"messages as they travelled: {sent / 1e6:.4g} MB sent, {received / 1e6:.4g} MB received")
     finish(folder, result, server.experiment, assembly)
     return result
 
@@ -134,7 +192,9 @@ class _Server:
         """What sites say, by their numbers; all must answer, and are asked again where the policy is to wait."""
         answers: dict[int, dict[str, Any]] = {}
         failures: dict[str, str] = {}
-        for _ in range(self.on_failure.tries if self.on_failure.policy == "wait" else 1):
+        for tried in range(self.on_failure.tries if self.on_failure.policy == "wait" else 1):
+            if tried:
+                time.sleep(min(PAUSE * 2**tried, LONGEST))
             left = [site for site in headers if site not in answers]
             requests = [Request(Seat(site, -1), self._wire.encode((), dict(headers[site]))) for site in left]
             outcome: Outcome = self.transport.ask(requests, self.on_failure.deadline)
@@ -149,11 +209,16 @@ class _Server:
                 except MessageError as error:
                     failures[name] = str(error)
                     continue
+                if answer.get(NEED) == AGAIN:
+                    failures[name] = str(answer.get(REFUSED))
+                    continue
                 if REFUSED in answer:
                     raise InputError(str(answer[REFUSED]))
                 answers[site] = answer
             if not failures:
                 return answers
+            for name, why in failures.items():
+                self.say(f"site {name} did not answer: {why}")
         raise ClientsFailed(failures)
 
     def greet(self) -> Outline | None:
@@ -175,7 +240,7 @@ class _Server:
                 raise InputError(f"site {self.transport.sites[site]}: it says that it is {name!r}")
             facts[name] = said.get("facts")
             has = said["versions"] if isinstance(said.get("versions"), dict) else {}
-            for what in ("jax", "numpy", "python"):
+            for what in COMPARED:
                 if has.get(what) != here[what]:
                     self.say(f"site {name} has {what} {has.get(what)}, and the server {here[what]}: bits may differ")
         own = [name for name, said in facts.items() if said is not None]

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from rookery.engines.messaging import ClientsFailed, OnFailure
+from rookery.engines.transport import PATIENCE
 from rookery.errors import InputError
 from rookery.experiments.configuration import read_configuration, write_configuration
 from rookery.experiments.experiment import Experiment
-from rookery.experiments.federation import FEDERATION, Say, Sources, new_name, public, serve
+from rookery.experiments.federation import FEDERATION, Say, Sources, new_name, public, refuse_another, serve
 from rookery.experiments.machines import Started, environment, free_ports, own_folder, patiently
 from rookery.experiments.site import Site
-from rookery.files import slug, write_text
+from rookery.files import slug, write_folder, write_text
 from rookery.own_code import short_name
 from rookery.runs.compiled import keep_compiled
 from rookery.runs.result import Result
@@ -40,7 +41,6 @@ QUIET = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray on the loopback device alone
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
 }
-PATIENCE = 600.0  # seconds that an exchange may take, and that sites may take to appear
 APP = "rookery_app"
 
 _PYPROJECT = """[project]
@@ -165,9 +165,6 @@ def _nodes(grid: Any, names: Sequence[str], patience: float) -> dict[str, int]:
     return {name: found[name] for name in names}
 
 
-_SITES: dict[tuple[str, str], Site] = {}  # of a process that answers more than once
-
-
 def client_app(folder: Path) -> Any:
     """Flower's ClientApp for the configuration in a folder.
 
@@ -188,13 +185,9 @@ def client_app(folder: Path) -> Any:
         data = node.get("data") or sites.get(name)
         state = Path(str(node.get("state") or Path(str(context.run_config["state"])) / slug(name))).absolute()
 
-        def receive(body: bytes) -> bytes:
-            key = (str(folder), name)
-            if key not in _SITES:
-                _SITES[key] = Site(folder, state, name, None if data is None else str(data))
-            return _SITES[key].receive(body)
-
-        return answer(message, name, receive)
+        # Of this message alone: in a simulation another process may have the site's next, and its record is on disk.
+        site = Site(folder, state, name, None if data is None else str(data))
+        return answer(message, name, site.receive)
 
     return app
 
@@ -218,8 +211,11 @@ def federate(
             raise InputError('transport: flower was given, and it is not installed; pip install "rookery[flower]"')
     with own_folder(folder) as out, contextlib.ExitStack() as stack:
         work = out / "flower"
-        if not (work / "app").is_dir():
-            write_app(experiment, work / "app", sources, on_failure, new_name(out.name))
+        if (work / "app").is_dir():
+            refuse_another(work / "app", experiment)
+        else:
+            name = new_name(out.name)
+            write_folder(work / "app", lambda aside: write_app(experiment, aside, sources, on_failure, name))
         keys = work / "keys"
         if secure and not keys.is_dir():
             write_keys(keys, list(sources))
@@ -234,7 +230,8 @@ def federate(
         start("link", ["flower-superlink", *how, "--disable-runtime-dependency-installation", *listen(ports[0])])
         trusted = f'root-certificates = "{keys / "ca.pem"}"' if secure else "insecure = true"
         write_text(work / "link" / "config.toml", f'[superlink.here]\naddress = "{link}"\n{trusted}\n')
-        patiently(lambda: socket.create_connection(("127.0.0.1", ports[0]), 5.0).close(), 60.0)
+        there = lambda: socket.create_connection(("127.0.0.1", ports[0]), 5.0).close()
+        patiently(there, 60.0, f"the SuperLink does not answer; its log is {str(work / 'link.log')!r}")
         with open(work / "run.log", "wb") as log:
             call = lambda *words: subprocess.run(
                 ["flwr", *words], env=around("link"), stdout=log, stderr=subprocess.STDOUT, check=False
@@ -243,7 +240,8 @@ def federate(
                 how = ["--insecure"]
                 if secure:
                     registered = ("supernode", "register", str(keys / f"{slug(name)}.pub"), "here", "--name", name)
-                    patiently(lambda said=registered: call(*said).check_returncode(), 60.0)
+                    said = f"site {name} cannot be registered; {str(work / 'run.log')!r} says why"
+                    patiently(lambda words=registered: call(*words).check_returncode(), 60.0, said)
                     how = ["--root-certificates", str(keys / "ca.pem")]
                     how += ["--auth-supernode-private-key", str(keys / slug(name))]
                 own = {"name": name, "state": str(work / "sites" / slug(name))}

@@ -16,8 +16,10 @@ from rookery.errors import InputError
 from rookery.experiments.experiment import CONFIG, Callback, Experiment, read_config
 from rookery.experiments.federation import FEDERATION, Say, Sources, serve
 from rookery.experiments.site import SITE
-from rookery.files import slug, undamaged, write_text
+from rookery.files import refuse_used, slug, undamaged, write_text
 from rookery.runs.result import Result
+
+SITES = 3  # where nothing is said, and the data has no sites of its own
 
 
 def sources_of(experiment: Experiment, sites: int | None) -> dict[str, str | None]:
@@ -25,7 +27,7 @@ def sources_of(experiment: Experiment, sites: int | None) -> dict[str, str | Non
     for, with shares of data that everybody has."""
     partition, data = parse(experiment.options.partition), getattr(experiment.task, "data", None)
     if not isinstance(partition, Natural) or partition.column is not None or not isinstance(data, str):
-        return {f"site-{number + 1}": None for number in range(experiment.options.clients if sites is None else sites)}
+        return {f"site-{number + 1}": None for number in range(SITES if sites is None else sites)}
     dataset = load(data)
     if not dataset.owners:
         raise InputError(f"partition: natural was given, and {dataset.name} has no clients of its own")
@@ -63,6 +65,7 @@ def federate(
         with undamaged(folder / CONFIG, "run"):
             sites, policy = {str(name): data for name, data in told["sites"].items()}, OnFailure(**told["on_failure"])
     else:
+        refuse_used(folder, "out")
         sites, policy = dict(sources), on_failure or OnFailure()
     told = {"transport": "loopback", "sites": sites, "on_failure": vars(policy)}
     with contextlib.closing(Processes(programs(folder, sites))) as transport:

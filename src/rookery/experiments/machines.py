@@ -44,15 +44,15 @@ def environment(**more: str) -> dict[str, str]:
     return {**inherited, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}", **more}
 
 
-def patiently(attempt: Callable[[], Any], patience: float) -> Any:
-    """What comes of something that may not work yet."""
+def patiently(attempt: Callable[[], Any], patience: float, otherwise: str) -> Any:
+    """What comes of something that may not work yet; `otherwise` is what is said where it never does."""
     end = time.monotonic() + patience
     while True:
         try:
             return attempt()
-        except Exception:
+        except Exception as error:  # whatever a framework raises
             if time.monotonic() > end:
-                raise
+                raise InputError(f"transport: {otherwise} ({type(error).__name__})") from None
             time.sleep(0.3)
 
 
@@ -80,11 +80,13 @@ class Started:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(GRACE)
-        self.end(signal.SIGKILL)
-        self.process.wait()
+        try:
+            self.end(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(GRACE)
+        finally:  # also where somebody is impatient
+            self.end(signal.SIGKILL)
+            self.process.wait()
 
     def end(self, how: signal.Signals) -> None:
         """Sends a signal to the whole group."""

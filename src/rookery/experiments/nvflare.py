@@ -20,15 +20,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rookery.data.catalogue import cache_folder
 from rookery.engines.messaging import ClientsFailed, OnFailure
-from rookery.engines.nvflare import PATIENCE, NVFlare
+from rookery.engines.nvflare import NVFlare
 from rookery.engines.processes import Processes, Program
-from rookery.engines.transport import Request, Seat
-from rookery.engines.worker import refusal
-from rookery.errors import InputError, MessageError
+from rookery.engines.transport import PATIENCE, Request, Seat
+from rookery.engines.worker import AGAIN, Refused, refusal
+from rookery.errors import InputError
 from rookery.experiments.configuration import read_configuration, write_configuration
 from rookery.experiments.experiment import CONFIG, Experiment
-from rookery.experiments.federation import FEDERATION, Say, Sources, new_name, public, serve
+from rookery.experiments.federation import FEDERATION, Say, Sources, new_name, public, refuse_another, serve
 from rookery.experiments.machines import Started, environment, free_ports, own_folder, patiently
 from rookery.experiments.site import SITE
 from rookery.federation.wire import Wire
@@ -197,7 +198,7 @@ def run_site(collab: Any, body: bytes) -> bytes:
     federation, name = read_json(folder / CONFIG, "configuration")[FEDERATION], collab.site_name
     patience = federation["on_failure"]["deadline"] or PATIENCE
     if not _BUSY.setdefault(name, threading.Lock()).acquire(timeout=patience):
-        return refusal(Wire(), MessageError(f"site {name}: it is busy with another message"))
+        return refusal(Wire(), Refused(f"site {name}: it is busy with another message", AGAIN))
     try:
         if name not in _SITES:
             place, data = kept / "site" / slug(name), own.get("data") or federation["sites"].get(name)
@@ -210,7 +211,7 @@ def run_site(collab: Any, body: bytes) -> bytes:
             _SITES[name] = Processes({name: program})
         outcome = _SITES[name].ask([Request(Seat(0, -1), body)], patience)
         why = next(iter(outcome.failures.values()), "nothing came back")
-        return outcome.replies.get(0) or refusal(Wire(), MessageError(f"site {name}: {why}"))
+        return outcome.replies.get(0) or refusal(Wire(), Refused(f"site {name}: {why}", AGAIN))
     finally:
         _BUSY[name].release()
 
@@ -223,9 +224,13 @@ def federate(
 ) -> Result:
     """Runs an experiment with FLARE's server and a client for every site on this machine, each with its certificate,
     and ends them all. The same again, with the same folder, goes on."""
+    with _installed():
+        import nvflare  # noqa: F401
     with own_folder(folder) as out:
         work = out / "nvflare"
-        if not (work / JOB).is_dir():
+        if (work / JOB).is_dir():
+            refuse_another(next((work / JOB).rglob(CONFIG)).parent, experiment)
+        else:
             write_job(experiment, work, sources, on_failure, new_name(out.name))
         with running(work, sources, say) as submit:
             say("the job is submitted")
@@ -239,7 +244,7 @@ def running(work: Path, sources: Sources, say: Say = lambda text: None) -> Itera
     with _installed():
         from nvflare.fuel.flare_api.flare_api import new_secure_session
     kits = work / "workspace" / "rookery" / "prod_00"
-    around = environment(HOME=str(work / "home"), NVFLARE_SECURE_LOGGING="1")
+    around = environment(HOME=str(work / "home"), NVFLARE_SECURE_LOGGING="1", ROOKERY_CACHE=str(cache_folder()))
     with contextlib.ExitStack() as stack:
         if not kits.is_dir():
             (work / "home").mkdir(parents=True, exist_ok=True)
@@ -250,9 +255,14 @@ def running(work: Path, sources: Sources, say: Say = lambda text: None) -> Itera
             stack.enter_context(Started(command, work / f"{slug(party)}.log", around, kits / party))
         say(f"FLARE's server and {len(sources)} clients are started, with certificates of their own")
         with contextlib.redirect_stdout(io.StringIO()):  # FLARE says that it connects
-            session = patiently(lambda: new_secure_session(ADMIN, str(kits / ADMIN), timeout=5.0), 60.0)
+            connect = lambda: new_secure_session(ADMIN, str(kits / ADMIN), timeout=5.0)
+            session = patiently(
+                connect, 60.0, f"FLARE's server does not answer; its log is {str(work)!r}/localhost.log"
+            )
         stack.callback(session.close)
-        patiently(lambda: _all_there(session, list(sources)), 60.0)
+        patiently(
+            lambda: _all_there(session, list(sources)), 60.0, f"a site does not connect; its log is in {str(work)!r}"
+        )
 
         def submit(job: Path, out: Path) -> Result:
             number = session.submit_job(str(job))

@@ -12,11 +12,14 @@ import hashlib
 import json
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from safetensors import numpy as safetensors
 
@@ -42,6 +45,7 @@ from rookery.vectors import row
 
 HELLO, GOODBYE = "hello", "goodbye"  # what a site can be asked, besides `JOIN` and what its clients can
 SITE, JOINED = "site.json", "joined.json"
+COMPARED = ("python", "jax", "numpy")  # what bits depend on, and all that the server is told of a site's machine
 
 
 def assembled(experiment: Experiment, outline: Outline | None, own: Mapping[str, Holding] | None = None) -> Assembly:
@@ -109,7 +113,8 @@ class Site:
             part = part if isinstance(theirs, dict) else "configuration"
             raise MessageError(f"site {self.name}: the server has another {part} than this site; give both the same")
         facts = None if self._data is None else self._own().facts()
-        return {"name": self.name, "configuration": ours, "facts": facts, "versions": versions()}
+        has = {name: version for name, version in versions().items() if name in COMPARED}
+        return {"name": self.name, "configuration": ours, "facts": facts, "versions": has}
 
     def _own(self) -> Holding:
         assert self._data is not None
@@ -159,7 +164,7 @@ class Site:
             for worker in self._workers.values():
                 worker.test = (function, own_shard(held, worker.index), int(np.max(test.size)))
         self._run = run
-        write_text(place / JOINED, json.dumps({**header, "data": self._data}))
+        write_text(place / JOINED, json.dumps(dict(header)))
         return {"agreement": agreement(prepared, function)}
 
     def _check_data(self, place: Path, levels: Mapping[str, Any], clients: list[int]) -> None:
@@ -167,8 +172,9 @@ class Site:
         total = hashlib.sha256()
         for i in clients:
             for name, level in own_shard(levels, i).levels.items():
-                total.update(name.encode())
-                for leaf in level.rows.values() if isinstance(level.rows, Mapping) else [level.rows]:
+                total.update(f"{name} {jax.tree.structure(level.rows)}".encode())
+                for leaf in jax.tree.leaves(level.rows):
+                    total.update(f"{leaf.dtype}{leaf.shape}".encode())
                     total.update(np.ascontiguousarray(leaf).tobytes())
         path = place / "data.json"
         if path.is_file() and read_json(path, "site").get("data") != total.hexdigest():
@@ -216,11 +222,21 @@ def _replies() -> Iterator[Any]:
         yield replies
 
 
+def _end_with_parent(interval: float = 1.0) -> None:
+    """Ends this process when the one that started it has: also where it hangs, and does not hear that."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(interval)
+    time.sleep(10 * interval)  # to say its last, where it can
+    os._exit(1)
+
+
 def main() -> int:
     """Runs the site of a folder."""
     folder = Path(sys.argv[1])
     told = read_json(folder / SITE, "site")
     keep_compiled()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with _replies() as replies:
         site = Site(Path(told["configuration"]), folder, told["name"], told.get("data"))
         serve(site.receive, sys.stdin.buffer, replies)

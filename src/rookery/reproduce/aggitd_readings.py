@@ -126,9 +126,10 @@ READINGS_STUDY = Study(
 The paper leaves open how large minibatches are, whether its five inner iterations are steps or epochs of minibatches,
 how large the ridge on the head is, and how a client's examples are divided non-iid. Readings of that, each with all
 that the paper does say (inner step 0.003, outer step 0.01, lambda 0.01, N = 1, T = 5, SVRG, tau epochs above, 100
-clients, 10 a round, 784-200-10, PyTorch's initial values), one seed. An epoch is as many steps as its minibatches, which are drawn
-with replacement. "halves": non-iid, too, half of a client's examples are the upper level's; otherwise a fifth (what the
-public code of FedNest has). Where a reading differs from another non-iid alone, its iid cells are the other's.
+clients, 10 a round, 784-200-10, PyTorch's initial values), one seed. An epoch is as many steps as its minibatches,
+which are drawn with replacement. "halves": non-iid, too, half of a client's examples are the upper level's; otherwise
+a fifth (what the public code of FedNest has). Where a reading differs from another non-iid alone, its iid cells are the
+other's.
 """,
     cells=cells,
     measures=(REACHED, FINAL),

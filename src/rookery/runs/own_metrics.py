@@ -102,8 +102,13 @@ class OwnMetrics:
         return session.measure(self.function, self.test)
 
     def summary(self, measured: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """The mean over clients, that by their weights, and the worst."""
-        return {name: float(number) for name, number in _summary(measured, self.clients.weights).items()}
+        """The mean over clients, that by their weights, and the worst; over those who answered."""
+        there = ~np.isnan(np.stack([np.asarray(values, float) for values in measured.values()])).all(axis=0)
+        weights = self.clients.weights
+        if 0 < there.sum() < there.size:
+            measured = {name: values[there] for name, values in measured.items()}
+            weights = weights[there] / weights[there].sum()
+        return {name: float(number) for name, number in _summary(measured, weights).items()}
 
     @property
     def largest(self) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 from rookery.data.federated import Clients
 from rookery.engines import find_engine
 from rookery.engines.base import Carry, PreparedRun, Session
+from rookery.engines.messaging import ClientsFailed
 from rookery.errors import DivergenceWarning, InputError, StorageError, failing
 from rookery.federation.evaluation import ClientMetrics
 from rookery.federation.ledger import Ledger
@@ -231,6 +232,11 @@ class _Loop:
             raise Interrupted(self.interrupted()) from None
         except StorageError as error:
             error.result = self.result("interrupted", None)
+            raise
+        except ClientsFailed as error:  # the round was undone: what was done before it is kept
+            self.save()
+            session: Any = self.session
+            error.missing = session.versions["missing"]
             raise
         return self.result(status, divergence)
 
