@@ -11,6 +11,7 @@ import pytest
 
 import rookery as rk
 from rookery.data.inputs import Scale
+from rookery.errors import InputError
 from rookery.tasks.models import (
     CNN,
     FASTER,
@@ -19,6 +20,7 @@ from rookery.tasks.models import (
     OnStored,
     cross_entropy,
     default_convolution,
+    dense,
     direct,
     lenet,
     patches,
@@ -162,3 +164,26 @@ def test_labels_that_no_class_has_are_refused():
             rk.InputError, match="data: client 'B', row 1: its label is 3, and the network tells 3 classes"
         ):
             rk.run(problem, rk.FedAvg(lr=0.1), rk.federate(data), x=network.init, rounds=1)
+
+
+@pytest.mark.parametrize(
+    "network", [MLP(100, (300,), 10, "pytorch"), CNN((8, 8, 3), (40,), 3, (50,), 10, initial="pytorch")]
+)
+def test_layers_start_as_pytorchs_do(network):
+    """Weights and biases uniform in +-1/sqrt(fan-in): their largest is there, and their variance a third of its square."""
+    for layer in network.init(jax.random.key(0)).values():
+        bound = np.prod(layer["w"].shape[:-1]) ** -0.5
+        for part in (layer["w"], layer["b"]):
+            assert np.abs(part).max() <= bound and np.abs(part).max() > 0.8 * bound
+        assert abs(np.var(layer["w"]) / (bound**2 / 3) - 1) < 0.1
+
+
+def test_the_other_ways_to_start():
+    key = jax.random.key(1)
+    plain, he = (dense(key, 400, 500, initial) for initial in ("fan_in", "he"))
+    np.testing.assert_allclose(he["w"], plain["w"] * 2**0.5, rtol=1e-6)
+    assert abs(np.var(plain["w"]) * 400 - 1) < 0.02 and not plain["b"].any()
+    with pytest.raises(InputError, match="initial: 'xavier' is not known"):
+        dense(key, 2, 2, "xavier")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"task\.init: 'xavier' is not known"):
+        rk.tasks.HyperRep(init="xavier").assemble(rk.IID(), 3, 0)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from rookery.algorithms.aggitd import AggITD
@@ -23,7 +24,7 @@ PAPER = {
     ("non-iid", 5): {"FedNest": (760, 0.9287), "FBO-AggITD": (305, 0.9388)},
 }
 EXCHANGES = 2000
-BATCH, LARGER = 16, 32
+BATCH = 16  # of the figures
 REACHED, FINAL = reached(0.9), final(tolerance=0.005)
 
 
@@ -74,26 +75,68 @@ def options(setting: str, rounds: int, quick: bool, batch: int, every: int = 1) 
     )
 
 
+EXAMPLES = 600  # of a client
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the paper does not say.
+
+    Args:
+      batch: examples of a minibatch.
+      epochs: whether the five inner iterations are epochs; otherwise they are steps.
+      ridge: the weight of the ridge on the head.
+      validation: the part of a client's examples that the upper level sees, non-iid; iid it is a half.
+      init: how layers start.
+    """
+
+    batch: int
+    epochs: bool = True
+    ridge: float = 0.01
+    validation: float = 0.2
+    init: str = "pytorch"
+
+    def part(self, setting: str) -> float:
+        """The part of a client's examples that the upper level sees."""
+        return 0.5 if setting == "iid" else self.validation
+
+    def steps(self, setting: str, tau: int) -> tuple[int, int]:
+        """Lower steps of a round, and upper ones: five inner iterations, and tau epochs."""
+        upper = round(EXAMPLES * self.part(setting))
+        epoch = lambda examples: math.ceil(examples / self.batch)
+        return 5 * (epoch(EXAMPLES - upper) if self.epochs else 1), tau * epoch(upper)
+
+    def experiment(self, name: str, setting: str, tau: int, quick: bool) -> Experiment:
+        """A method with the paper's numbers, read so."""
+        lower, upper = self.steps(setting, tau)
+        shared = {"lr": Rates(x=0.01, y=0.003), "neumann_step": 0.01, "lower_steps": lower, "upper_steps": upper}
+        method, exchanges = (AggITD(**shared), 5) if name == "FBO-AggITD" else (FedNest(neumann_terms=5, **shared), 10)
+        data, hidden = ("digits", 16) if quick else ("mnist", 200)
+        task = HyperRep(
+            data,
+            hidden=hidden,
+            validation=self.part(setting),
+            ridge=self.ridge,
+            init=self.init,  # type: ignore[arg-type]
+        )
+        rounds = (100 if quick else EXCHANGES) // exchanges
+        return Experiment("hyperrep", task, name, method, options(setting, rounds, quick, self.batch))
+
+
+CHOSEN = Reading(64, ridge=0.0, validation=0.5)  # the closest of those in aggitd_readings.py
+
+
 def cells(quick: bool) -> list[Cell]:
-    """The table, and FedNest once more with larger minibatches where its local loop is longest; quickly, tau = 5."""
+    """The table; quickly, tau = 5."""
     found = []
     for (setting, tau), numbers in PAPER.items():
         if quick and tau == 1:
             continue
-        for name, paper in numbers.items():
-            found.append(_cell(name, name, setting, tau, BATCH, paper, quick))
-        if tau == 5:
-            label = f"FedNest, minibatches of {LARGER}"
-            found.append(_cell(label, "FedNest", setting, tau, LARGER, numbers["FedNest"], quick))
+        for name, (exchanges, accuracy) in numbers.items():
+            measured = {REACHED.name: float(exchanges), FINAL.name: accuracy}
+            experiment = CHOSEN.experiment(name, setting, tau, quick)
+            found.append(Cell(name, f"{setting}, tau = {tau}", experiment, measured))
     return found
-
-
-def _cell(row: str, name: str, setting: str, tau: int, batch: int, paper: tuple[float, float], quick: bool) -> Cell:
-    method, exchanges = two_loops(name, setting, batch, tau)
-    rounds = (100 if quick else EXCHANGES) // exchanges
-    experiment = Experiment("hyperrep", task(setting, quick), name, method, options(setting, rounds, quick, batch))
-    measured = {REACHED.name: float(paper[0]), FINAL.name: paper[1]}
-    return Cell(row, f"{setting}, tau = {tau}", experiment, measured)
 
 
 TABLE2 = Study(
@@ -101,25 +144,22 @@ TABLE2 = Study(
     title="FBO-AggITD, table 2: hyper-representation on MNIST",
     source=f"{SOURCE}, table 2",
     settings="""
-100 clients, 10 a round; a network 784-200-10 whose hidden layer is x and whose head is y. iid: 600 examples each, half
-for training and half for validation; non-iid: two of 200 label-sorted shards each, 80 % for training. Inner step 0.003,
-outer step 0.01, lambda 0.01, N = 1, T = 5, SVRG lower solver with 5 local steps, tau epochs of local upper steps,
-ridge 0.01 on the head (the paper has one and does not say how large). 2,000 exchanges: 200 rounds of FedNest, 400 of
-FBO-AggITD.
+100 clients, 10 a round; a network 784-200-10 whose hidden layer is x and whose head is y, with PyTorch's initial
+values. 600 examples each, half for training and half for validation, iid or in two of 200 label-sorted shards. Inner
+step 0.003, outer step 0.01, lambda 0.01, N = 1, T = 5, SVRG. 2,000 exchanges: 200 rounds of FedNest, 400 of FBO-AggITD.
 
-The paper does not say how large minibatches are, and they make the steps of an epoch. Tried: with 64 (the figure of
-FedNest's code) an epoch is so short that FBO-AggITD needs 560, 135, 1,390 and 395 exchanges in the four columns (one
-seed); with 10 (the default of that code) 150 local steps at tau = 5 are too many along one direction of the upper
-level: FedNest diverges after 350 exchanges (one seed); with 20 FBO-AggITD needs 569 exchanges non-iid with tau = 1, and
-less than the paper elsewhere (five seeds). The table has 16, chosen on these test results: it is a reproduction, and no
-comparison of methods. (BATCH in rookery/reproduce/aggitd.py is the number to change.)
+What the paper leaves open is read as comes closest to its sixteen numbers, of the readings in
+[aggitd-readings](aggitd-readings.md): minibatches of 64, five inner *epochs* (25 steps), tau epochs above (5 or 25
+steps), no ridge. It was chosen on these test results: this is a reproduction, and no comparison of methods.
 """,
     cells=cells,
     measures=(REACHED, FINAL),
-    remarks=SIDE_BY_SIDE,
+    remarks="Where our number is far better than the paper's, it is not taken for a success: FedNest's exchanges are "
+    "0.57 to 0.84 of the paper's at its accuracies, as if its rounds were counted with about 16 exchanges there and "
+    "not with the ten of its algorithm; FBO-AggITD at tau = 5 is half a point above, non-iid at three quarters of the "
+    "exchanges, for which no cause was found. " + SIDE_BY_SIDE,
     causes={
-        "FedNest, non-iid, tau = 5: final": "40 local steps of x along one direction from minibatches of 16: "
-        "after 90 % is reached, one of five runs diverges and others swing. With minibatches of 32, which are 20 steps "
-        "(the last row), it is within the tolerance."
+        "FBO-AggITD, non-iid, tau = 1": "A tenth more than the paper's 520. With a fifth of a client's examples for "
+        "validation, as in FedNest's public code, it is 835 to 940 (one seed): how the paper divides them is not said."
     },
 )
