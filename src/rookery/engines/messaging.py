@@ -41,6 +41,7 @@ from rookery.vectors import Vector
 POLICIES = ("wait", "drop", "abort")
 PAUSE, LONGEST = 0.05, 10.0  # seconds before who did not answer is asked again, where there is no deadline
 DIGITS = 20  # of the time in the name of a server process
+NAMES = 3  # how often a process takes another name at most
 SENTENCE = 500  # characters of what a client says that are shown at most
 
 
@@ -86,6 +87,10 @@ class ClientsFailed(RuntimeError):
 
 class _TooFew(Exception):
     """Fewer than the minimum answered: the round is undone."""
+
+
+class _Renamed(Exception):
+    """This process had to take another name: what was asked is asked again with it."""
 
 
 class _First(Exception):
@@ -180,6 +185,7 @@ class MessageSession(ABC):
         self._shapes = shapes
         self._given_up = 0  # attempts of this process that did not count
         self._tried = 0  # how often the round of now was undone
+        self._names_taken = 0
         self._expected: dict[Any, Any] = {}  # what a phase answers, by what it is asked
         self._along: Question | None = None  # what is to go along with the messages that are sent next
         self._ahead: dict[Any, bytes] = {}  # what was answered to messages that went along with others
@@ -239,20 +245,25 @@ class MessageSession(ABC):
 
     def _transact(self, place: int, program: Callable[[Attempt], Any]) -> None:
         """One round, or what comes before the first, tried until enough answer; it happens for all or for nobody."""
-        for tried in range(self.on_failure.tries):
-            if tried:
-                time.sleep(min(PAUSE * 2**tried, LONGEST))
+        self._tried = 0
+        while True:
+            if self._tried:
+                time.sleep(min(PAUSE * 2**self._tried, LONGEST))
             before, attempt = self.ledger.copy(), Attempt(place, self._given_up, self._session)
-            self.present, self.elsewhere, self._tried = set(), set(), tried
+            self.present, self.elsewhere = set(), set()
             try:
                 self.state = program(attempt)
                 self.last |= dict.fromkeys(self.present, attempt)
                 return
+            except _Renamed:
+                self.ledger = before
             except _TooFew:
                 self.ledger = before
                 self._given_up += 1
+                self._tried += 1
+                if self._tried == self.on_failure.tries:
+                    raise ClientsFailed({each.client: each.why for each in self.missing[-1:]}) from None
                 self._say(f"round {place}: too few answered; it is undone, and drawn again")
-        raise ClientsFailed({each.client: each.why for each in self.missing[-1:]})
 
     def _round(self, attempt: Attempt) -> Any:
         key = round_key(self.inputs.key, self.state.round)
@@ -350,10 +361,11 @@ class MessageSession(ABC):
                 failures[client] = str(error)
                 if (need := getattr(error, "need", None)) is not None:
                     needs[client] = need
-        if newer := [need for need in needs.values() if re.fullmatch(NEWER, need)]:
+        newer = [need for need in needs.values() if re.fullmatch(NEWER, need)]
+        if newer and self._names_taken < NAMES:
             # A server process of which no checkpoint tells was asking before this one, by a clock that ran ahead.
-            self._session = _later_than(newer)
-            raise _TooFew
+            self._session, self._names_taken = _later_than(newer), self._names_taken + 1
+            raise _Renamed
         return found, failures, needs
 
     def _carried(self, question: Question, clients: Sequence[int], whole: Mapping[int, bool]) -> Outcome:
@@ -381,7 +393,7 @@ class MessageSession(ABC):
     def _first_question(self) -> Question | None:
         """What the next round asks first: the round is tried as far as there."""
         attempt, before = Attempt(int(self.state.round) + 1, self._given_up, self._session), self.ledger.copy()
-        self._asking_ahead = True
+        self._asking_ahead, self._tried = True, 0
         try:
             self._round(attempt)
         except _First as first:
@@ -422,7 +434,7 @@ class MessageSession(ABC):
         not answer, and the policy is to go on, NaN."""
         try:
             found = self._measured(names)
-        except _TooFew:  # this process had to take another name
+        except _Renamed:
             found = self._measured(names)
         unknown = dict.fromkeys(names, np.nan)
         rows = [found[client][0] if client in found else unknown for client in range(self.config.population)]
