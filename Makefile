@@ -26,8 +26,9 @@ $(STAMP): pyproject.toml
 demo: setup
 	$(BIN)/python examples/demo.py
 
+# Three at a time on two cores: tests of federations wait for other processes most of their time.
 test: setup
-	XLA_FLAGS="$$($(BIN)/python tests/xla_flags.py)" $(BIN)/python -m pytest -m "not full" -n 2 --dist loadfile
+	XLA_FLAGS="$$($(BIN)/python tests/xla_flags.py)" $(BIN)/python -m pytest -m "not full" -n 3 --dist loadfile
 
 test-full: setup
 	XLA_FLAGS="$$($(BIN)/python tests/xla_flags.py)" $(BIN)/python -m pytest -n 2 --dist loadfile

@@ -110,7 +110,7 @@ def whole():
     + ["stale", "name", "twice", "raise", "disk full"],
 )
 def test_who_waits_has_the_numbers_it_would_have_had(kind, pool, tmp_path, whole):
-    policy = OnFailure("wait", deadline=3.0 if kind == "hang" else None)
+    policy = OnFailure("wait", deadline=10.0 if kind == "hang" else None)
     found = pool.solve(SCAFFOLD, tmp_path, policy, faults=[(1, kind, 2)])
     assert pool.happened()
     same(found, whole[id(SCAFFOLD)])
