@@ -124,7 +124,7 @@ class FederateOptions(RunOptions):
     deadline: float | None = None
     """Seconds that an exchange may take; by default as long as it takes (nvflare, flower: 600)."""
     minimum: int = 1
-    """With --on-failure drop, how many must answer; with fewer a round is undone and tried again."""
+    """With --on-failure drop, how many must answer; with fewer a round is undone and drawn again."""
     tries: int = 10
     """How often a client is asked, or a round is tried, before the run ends."""
     secure: bool = False

@@ -20,7 +20,7 @@ from rookery.data.catalogue import DATASETS, HELD_OUT, TABLE, label_of, load
 from rookery.data.datasets import Dataset
 from rookery.data.inputs import Scale
 from rookery.data.parts import hold_out
-from rookery.data.tables import Reading, is_frame, read_csv, records_of
+from rookery.data.tables import Reading, is_frame, plain, read_csv, records_of
 from rookery.errors import InputError, failing, unknown
 
 MOST = 10**9  # examples of a site at most, and columns
@@ -80,7 +80,7 @@ def read_holding(source: str) -> Holding:
 def _of_table(table: Any, source: str) -> Holding:
     """The holding in a table; a fifth of each class is held out, as every site does with its own."""
     label = label_of(list(getattr(table, "columns", table)))
-    values = sorted({_plain(value) for value in np.asarray(table[label]).tolist()}, key=lambda v: (str(type(v)), v))
+    values = sorted({plain(value) for value in np.asarray(table[label]).tolist()}, key=lambda v: (str(type(v)), v))
     if not all(type(value) in (int, str) for value in values):
         raise InputError(f"data: the label {label!r} of {source!r} has no classes; the tasks here learn classes")
     padded = values if len(values) > 1 else [*values, _other(values[0])]  # a site may see one class alone
@@ -89,12 +89,6 @@ def _of_table(table: Any, source: str) -> Holding:
     held = hold_out(f"data: the held-out fraction of {source}", own["label"], HELD_OUT, seed=0, rare=True)
     train, test = ({name: array[where] for name, array in own.items()} for where in (~held, held))
     return Holding(train, test, records.columns, tuple(values))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.strip()
-    return int(value) if isinstance(value, bool | int) or (isinstance(value, float) and value.is_integer()) else value
 
 
 def _other(value: Any) -> Any:

@@ -273,7 +273,7 @@ def _categories(
         if column not in named:
             coded[column] = (None,)
             continue
-        values = {_plain(value) for table in tables.values() for value in table[column].tolist()}
+        values = {plain(value) for table in tables.values() for value in table[column].tolist()}
         kinds = {isinstance(value, str) for value in values}
         coded[column] = tuple(sorted(values, key=str) if len(kinds) > 1 else sorted(values))
     return coded
@@ -283,7 +283,8 @@ def _is_text(column: np.ndarray) -> bool:
     return column.dtype.kind in "US" or (column.dtype.kind == "O" and any(isinstance(v, str) for v in column.tolist()))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A cell as it is compared: a text without what is around it, a whole number as one."""
     if isinstance(value, bytes):
         value = value.decode()
     if isinstance(value, str):
@@ -294,8 +295,8 @@ def _plain(value: Any) -> Any:
 def _encoded(client: str, column: str, values: np.ndarray, coded: tuple[Any, ...]) -> np.ndarray:
     """A column as numbers: itself, or one column per category."""
     if coded != (None,):
-        plain = np.array([_plain(value) for value in values.tolist()], object)
-        return np.stack([(plain == value) for value in coded], axis=1).astype(np.float64)
+        cells = np.array([plain(value) for value in values.tolist()], object)
+        return np.stack([(cells == value) for value in coded], axis=1).astype(np.float64)
     if values.dtype.kind in "mM":
         raise InputError(f"data: client {client!r}, column {column!r} holds dates; make numbers of them")
     numbers, wrong = _numbers(values)
@@ -329,14 +330,14 @@ def _labels(
     tables: Mapping[str, Mapping[str, np.ndarray]], label: str, given: Sequence[Any] | None
 ) -> tuple[dict[str, np.ndarray], tuple[Any, ...]]:
     """Every client's labels as numbers of classes, and the classes; of numbers that are not whole, themselves."""
-    plain = {
-        name: np.array([_plain(value) for value in table[label].tolist()], object) for name, table in tables.items()
+    columns = {
+        name: np.array([plain(value) for value in table[label].tolist()], object) for name, table in tables.items()
     }
-    values = {value for column in plain.values() for value in column.tolist()}
+    values = {value for column in columns.values() for value in column.tolist()}
     if given is None and any(isinstance(value, float) for value in values):
         if texts := sorted(value for value in values if isinstance(value, str)):
             raise InputError(f"label: column {label!r} holds numbers and the text {texts[0]!r}; one kind is needed")
-        numbers = {name: column.astype(np.float64) for name, column in plain.items()}
+        numbers = {name: column.astype(np.float64) for name, column in columns.items()}
         for name, column in numbers.items():
             if (infinite := ~np.isfinite(column)).any():
                 raise InputError(f"label: client {name!r}, column {label!r} is infinite in {_rows(infinite)}")
@@ -348,7 +349,7 @@ def _labels(
             raise InputError(f"label: column {label!r} holds numbers and the text {texts[0]!r}; one kind is needed")
         classes: tuple[Any, ...] = tuple(sorted(values))
     else:
-        classes = tuple(_plain(value) for value in given)
+        classes = tuple(plain(value) for value in given)
         if len(set(classes)) < len(classes):
             raise InputError(f"classes: {list(given)!r} was given; name each once")
     if len(classes) < 2:
@@ -357,7 +358,7 @@ def _labels(
         )
     number = {value: place for place, value in enumerate(classes)}
     found = {}
-    for name, column in plain.items():
+    for name, column in columns.items():
         outside = np.array([value not in number for value in column.tolist()], bool)
         if outside.any():
             value = column.tolist()[int(np.flatnonzero(outside)[0])]

@@ -52,7 +52,7 @@ class OnFailure:
     Args:
       policy: "wait": ask it again until it answers; "drop": go on without it, for the rest of the round; "abort": end.
       deadline: seconds that an exchange may take, and, with "wait", until another try; None: as long as it takes.
-      minimum: with "drop", how many must answer; with fewer the round is undone everywhere, and tried again. Over those
+      minimum: with "drop", how many must answer; with fewer the round is undone everywhere, and drawn again. Over those
         who answered, factors are scaled up to what all had: means stay means, and sums stay as large.
       tries: with "wait", how often a client is asked at most; with "drop", how often a round is tried; then it ends.
     """
@@ -178,6 +178,7 @@ class MessageSession(ABC):
         self.back: int | None = None  # the round that the server may have to go back to; None: to none
         self.elsewhere: set[str] = set()  # what clients say is not finite in their records
         self.goes_on = False  # whether another round follows, as far as is known
+        self.unmeasured: list[int] = []  # who did not answer when all were last asked to measure
         self._seats = seats
         self._names = names or [str(i) for i in range(len(seats))]
         self._say = say
@@ -436,8 +437,9 @@ class MessageSession(ABC):
             found = self._measured(names)
         except _Renamed:
             found = self._measured(names)
-        unknown = dict.fromkeys(names, np.nan)
-        rows = [found[client][0] if client in found else unknown for client in range(self.config.population)]
+        unknown, everybody = dict.fromkeys(names, np.nan), range(self.config.population)
+        self.unmeasured = [client for client in everybody if client not in found]
+        rows = [found[client][0] if client in found else unknown for client in everybody]
         return {name: np.asarray([float(row[name]) for row in rows]) for name in names}
 
     def _measured(self, names: list[str]) -> Answers:

@@ -9,12 +9,10 @@ import contextlib
 import datetime
 import ipaddress
 import json
-import os
 import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -207,7 +205,7 @@ def federate(
     with certificates, and SuperNodes that are registered by their keys. The same again, with the same folder, goes on.
     """
     for program in ("flwr", "flower-superlink", "flower-supernode"):
-        if _program(program) is None:
+        if shutil.which(program, path=environment()["PATH"]) is None:
             raise InputError('transport: flower was given, and it is not installed; pip install "rookery[flower]"')
     with own_folder(folder) as out, contextlib.ExitStack() as stack:
         work = out / "flower"
@@ -298,10 +296,6 @@ def write_keys(folder: Path, names: Sequence[str]) -> None:
     for name, content in files.items():
         (folder / name).touch(mode=0o600)
         (folder / name).write_bytes(content)
-
-
-def _program(name: str) -> str | None:
-    return shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
 def _ended(out: Path, log: Path) -> Result:

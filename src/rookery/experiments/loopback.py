@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -15,8 +13,8 @@ from rookery.engines.processes import Processes, Program
 from rookery.errors import InputError
 from rookery.experiments.experiment import CONFIG, Callback, Experiment, read_config
 from rookery.experiments.federation import FEDERATION, Say, Sources, serve
-from rookery.experiments.site import SITE
-from rookery.files import refuse_used, slug, undamaged, write_text
+from rookery.experiments.site import site_program
+from rookery.files import refuse_used, slug, undamaged
 from rookery.runs.result import Result
 
 SITES = 3  # where nothing is said, and the data has no sites of its own
@@ -73,15 +71,6 @@ def federate(
 
 
 def programs(folder: Path, sources: Sources) -> dict[str, Program]:
-    """How the sites of a run are started; what is theirs is in a folder of their own."""
-    found = {}
-    for name, data in sources.items():
-        place = (folder / "sites" / slug(name)).resolve()
-
-        def told(place: Path = place, name: str = name, data: str | None = data) -> None:
-            site = {"name": name, "configuration": str(folder.resolve()), "data": data}
-            write_text(place / SITE, json.dumps(site, indent=1))
-
-        command = [sys.executable, "-m", "rookery.experiments.site", str(place)]
-        found[name] = Program(command, place / "site.log", before=told)
-    return found
+    """How the sites of a run are started."""
+    place = lambda name: (folder / "sites" / slug(name)).resolve()
+    return {name: site_program(place(name), name, folder.resolve(), data) for name, data in sources.items()}

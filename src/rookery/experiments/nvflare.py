@@ -23,7 +23,7 @@ from typing import Any
 from rookery.data.catalogue import cache_folder
 from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.engines.nvflare import NVFlare
-from rookery.engines.processes import Processes, Program
+from rookery.engines.processes import Processes
 from rookery.engines.transport import PATIENCE, Request, Seat
 from rookery.engines.worker import AGAIN, Refused, refusal
 from rookery.errors import InputError
@@ -31,7 +31,7 @@ from rookery.experiments.configuration import read_configuration, write_configur
 from rookery.experiments.experiment import CONFIG, Experiment
 from rookery.experiments.federation import FEDERATION, Say, Sources, new_name, public, refuse_another, serve
 from rookery.experiments.machines import Started, environment, free_ports, own_folder, patiently
-from rookery.experiments.site import SITE
+from rookery.experiments.site import site_program
 from rookery.federation.wire import Wire
 from rookery.files import read_json, slug, write_text
 from rookery.own_code import short_name
@@ -201,14 +201,8 @@ def run_site(collab: Any, body: bytes) -> bytes:
         return refusal(Wire(), Refused(f"site {name}: it is busy with another message", AGAIN))
     try:
         if name not in _SITES:
-            place, data = kept / "site" / slug(name), own.get("data") or federation["sites"].get(name)
-            told = {"name": name, "configuration": str(folder), "data": data}
-            program = Program(
-                [sys.executable, "-m", "rookery.experiments.site", str(place)],
-                place / "site.log",
-                before=lambda: write_text(place / SITE, json.dumps(told, indent=1)),
-            )
-            _SITES[name] = Processes({name: program})
+            data = own.get("data") or federation["sites"].get(name)
+            _SITES[name] = Processes({name: site_program(kept / "site" / slug(name), name, folder, data)})
         outcome = _SITES[name].ask([Request(Seat(0, -1), body)], patience)
         why = next(iter(outcome.failures.values()), "nothing came back")
         return outcome.replies.get(0) or refusal(Wire(), Refused(f"site {name}: {why}", AGAIN))

@@ -26,13 +26,14 @@ from safetensors import numpy as safetensors
 from rookery.data.catalogue import standing_in
 from rookery.data.federated import cast
 from rookery.data.sites import Holding, Outline, read_holding
-from rookery.engines.processes import serve
+from rookery.engines.base import PreparedRun
+from rookery.engines.processes import Program, serve
 from rookery.engines.versions import Attempt
 from rookery.engines.worker import JOIN, Refused, Worker, own_shard, refusal
 from rookery.errors import InputError, MessageError
 from rookery.experiments.configuration import agreement, common, read_configuration
 from rookery.experiments.experiment import Experiment
-from rookery.federation.evaluation import TEST
+from rookery.federation.evaluation import TEST, ClientMetrics
 from rookery.federation.wire import Opened, Wire
 from rookery.files import fill_folder, read_json, slug, write_text
 from rookery.runs.compiled import keep_compiled
@@ -99,7 +100,7 @@ class Site:
         if asked == HELLO:
             return self._wire.encode((), self._hello(header))
         if asked == JOIN:
-            return self._wire.encode((), self._join(header, self._outline(header)))
+            return self._wire.encode((), self._join(header))
         self._check_joined(header.get("run"))
         if asked == GOODBYE:
             return self._wire.encode((), self._goodbye(header))
@@ -128,8 +129,15 @@ class Site:
             raise MessageError(f"site {self.name}: all sites, or none, must have data of their own")
         return None if given is None else Outline.from_json(given)
 
-    def _join(self, header: Mapping[str, Any], outline: Outline | None) -> dict[str, Any]:
-        """Makes the run ready, with a worker for each client that is here."""
+    def _join(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        """Makes the run ready, keeps what it was told, and says what it makes of the configuration."""
+        prepared, function = self._made_ready(header)
+        write_text(self.folder / "records" / slug(str(self._run)) / JOINED, json.dumps(dict(header)))
+        return {"agreement": agreement(prepared, function)}
+
+    def _made_ready(self, header: Mapping[str, Any]) -> tuple[PreparedRun, ClientMetrics | None]:
+        """The run, with a worker for each client that is here."""
+        outline = self._outline(header)
         run, clients = header.get("run"), header.get("clients")
         if not isinstance(run, str) or not isinstance(clients, list) or any(type(i) is not int for i in clients):
             raise MessageError("message: it does not say which run is joined, and with which clients")
@@ -164,8 +172,7 @@ class Site:
             for worker in self._workers.values():
                 worker.test = (function, own_shard(held, worker.index), int(np.max(test.size)))
         self._run = run
-        write_text(place / JOINED, json.dumps(dict(header)))
-        return {"agreement": agreement(prepared, function)}
+        return prepared, function
 
     def _check_data(self, place: Path, levels: Mapping[str, Any], clients: list[int]) -> None:
         """Refuses to go on with other data than a run began with."""
@@ -177,9 +184,10 @@ class Site:
                     total.update(f"{leaf.dtype}{leaf.shape}".encode())
                     total.update(np.ascontiguousarray(leaf).tobytes())
         path = place / "data.json"
-        if path.is_file() and read_json(path, "site").get("data") != total.hexdigest():
+        if not path.is_file():
+            write_text(path, json.dumps({"data": total.hexdigest()}))
+        elif read_json(path, "site").get("data") != total.hexdigest():
             raise MessageError(f"site {self.name}: its data is not what it was when the run began")
-        write_text(path, json.dumps({"data": total.hexdigest()}))
 
     def _check_joined(self, run: Any) -> None:
         """Makes sure that it is part of a run: a process that was started again reads what it had been told."""
@@ -188,8 +196,7 @@ class Site:
         place = self.folder / "records" / slug(str(run)) / JOINED
         if not isinstance(run, str) or not place.is_file():
             raise Refused(f"site {self.name}: it has not joined this run", JOIN)
-        told = read_json(place, "site")
-        self._join(told, self._outline(told))
+        self._made_ready(read_json(place, "site"))
 
     def _worker(self, opened: Opened) -> Worker:
         client = opened.header.get("client")
@@ -220,6 +227,13 @@ def _replies() -> Iterator[Any]:
     with os.fdopen(os.dup(1), "wb") as replies:
         os.dup2(2, 1)
         yield replies
+
+
+def site_program(place: Path, name: str, configuration: Path, data: str | None) -> Program:
+    """How the process of a site is started; what is its own is in a folder of its own."""
+    told = json.dumps({"name": name, "configuration": str(configuration), "data": data}, indent=1)
+    command = [sys.executable, "-m", "rookery.experiments.site", str(place)]
+    return Program(command, place / "site.log", before=lambda: write_text(place / SITE, told))
 
 
 def _end_with_parent(interval: float = 1.0) -> None:

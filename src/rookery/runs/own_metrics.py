@@ -67,6 +67,7 @@ class OwnMetrics:
             )
         self.function, self.clients, self.test, self.local = function, clients, clients.test, local
         self.names = self._check(carry, local, dtype)
+        self._there = np.ones(clients.population, bool)  # who has measured; of clients elsewhere some may not have
 
     def _check(self, carry: Carry, local: tuple[str, ...], dtype: Any) -> list[str]:
         values = Values(
@@ -99,12 +100,13 @@ class OwnMetrics:
         """The metrics of every client, where a run stands."""
         if not hasattr(session, "measure"):
             raise InputError("client_metrics: they were given, and this engine has no measure(function, test)")
-        return session.measure(self.function, self.test)
+        found = session.measure(self.function, self.test)
+        self._there = ~np.isin(np.arange(self.clients.population), list(getattr(session, "unmeasured", ())))
+        return found
 
     def summary(self, measured: Mapping[str, np.ndarray]) -> dict[str, float]:
         """The mean over clients, that by their weights, and the worst; over those who answered."""
-        there = ~np.isnan(np.stack([np.asarray(values, float) for values in measured.values()])).all(axis=0)
-        weights = self.clients.weights
+        there, weights = self._there, self.clients.weights
         if 0 < there.sum() < there.size:
             measured = {name: values[there] for name, values in measured.items()}
             weights = weights[there] / weights[there].sum()
