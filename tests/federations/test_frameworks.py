@@ -137,13 +137,80 @@ def test_flower_gives_the_numbers_of_one_machine(name, secure, tmp_path, monkeyp
 
 
 @pytest.mark.full
+def test_a_simulation_of_flower_gives_the_numbers_of_one_machine(tmp_path):
+    """By the commands of the exported README: another process may have a site's next message, so records count."""
+    pytest.importorskip("ray", reason="flwr[simulation] is not installed")
+    from rookery.experiments.flower import QUIET
+    from rookery.experiments.machines import free_ports, patiently
+
+    run = ["trust", "simfbo", "--method.drift", "control-variates", "--rounds", "3", "--precision", "float64"]
+    assert main(["export", *run, "--transport", "flower", "-o", str(tmp_path / "app")]) == 0
+    assert "num-supernodes=4" in (tmp_path / "app/README.md").read_text()
+    (port,) = free_ports(1)
+    around = environment(**QUIET, FLWR_HOME=str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    address = f'[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    (tmp_path / "home/config.toml").write_text(address)
+    link = ["flower-superlink", "--insecure", "--simulation", "--disable-runtime-dependency-installation"]
+    link += ["--host", "127.0.0.1", "--port", str(port)]
+    with Started(link, tmp_path / "link.log", around, tmp_path):
+        patiently(lambda: socket.create_connection(("127.0.0.1", port), 5).close(), 60, "it does not answer")
+        words = ["flwr", "run", ".", "here", "--stream", "--federation-config", "num-supernodes=4"]
+        words += ["-c", f'out="{tmp_path / "out"}"']
+        subprocess.run(words, env=around, cwd=tmp_path / "app", capture_output=True, timeout=300, check=True)
+    assert main(["run", *run, "--out", str(tmp_path / "alone")]) == 0
+    same(Result.load(tmp_path / "out"), Result.load(tmp_path / "alone"))
+
+
+@pytest.mark.full
+def test_a_supernode_that_is_killed_and_returns_changes_no_number(tmp_path):
+    """It returns as itself by its key, with the records that it had; the SuperLink refuses it until it has missed two
+    of its signs of life."""
+    pytest.importorskip("flwr", reason="flwr is not installed")
+    options = ["--method.drift", "control-variates", "--rounds", "5", "--clients", "2", "--cohort", "0", "--every", "1"]
+    options += ["--precision", "float64"]
+    out, returned = tmp_path / "flower", []
+
+    def kill_and_return() -> None:
+        history = out / "server/history.csv"
+        while not (history.is_file() and len(history.read_text().splitlines()) > 2):
+            time.sleep(0.05)
+        (node,) = (n for n in processes(f'name="site-2" state="{out}') if os.getpgid(n) == n)
+        command = Path(f"/proc/{node}/cmdline").read_bytes().decode().split("\0")[:-1]
+        around = dict(e.split("=", 1) for e in Path(f"/proc/{node}/environ").read_bytes().decode().split("\0")[:-1])
+        os.killpg(node, signal.SIGKILL)
+        for _ in range(30):
+            again = Started(command, tmp_path / "returned.log", around).__enter__()
+            time.sleep(10.0)
+            if again.process.poll() is None:
+                returned.append(again)
+                return
+            again.__exit__()
+
+    thread = threading.Thread(target=kill_and_return, daemon=True)
+    thread.start()
+    try:
+        policy = ["--on-failure", "wait", "--deadline", "60"]
+        found = federated(
+            ["hyperrep", "simfbo", *options, *policy, "--sites", "2", "--transport", "flower", "--secure"], out
+        )
+        thread.join(10)
+        assert returned
+    finally:
+        for each in returned:
+            each.__exit__()
+    assert main(["run", "hyperrep", "simfbo", *options, "--out", str(tmp_path / "alone")]) == 0
+    same(found, Result.load(tmp_path / "alone"))
+
+
+@pytest.mark.full
 def test_a_supernode_that_is_not_registered_is_refused(tmp_path):
     pytest.importorskip("flwr", reason="flwr is not installed")
     from rookery.experiments.flower import QUIET, write_keys
     from rookery.experiments.machines import free_ports, patiently
 
     write_keys(tmp_path / "keys", ["site-1"])
-    link, node = free_ports(2)
+    link, own = free_ports(2)
     keys = {name: str(tmp_path / "keys" / name) for name in ("ca.pem", "server.pem", "server.key", "site-1")}
     command = ["flower-superlink", "--ssl-ca-certfile", keys["ca.pem"], "--ssl-certfile", keys["server.pem"]]
     command += ["--ssl-keyfile", keys["server.key"], "--enable-supernode-auth", "--host", "127.0.0.1"]
@@ -151,6 +218,6 @@ def test_a_supernode_that_is_not_registered_is_refused(tmp_path):
     with Started([*command, "--port", str(link)], tmp_path / "link.log", around):
         patiently(lambda: socket.create_connection(("127.0.0.1", link), 5).close(), 60, "it does not answer")
         words = ["flower-supernode", "--root-certificates", keys["ca.pem"], "--superlink", f"127.0.0.1:{link}"]
-        words += ["--auth-supernode-private-key", keys["site-1"], "--host", "127.0.0.1", "--port", str(node)]
-        done = subprocess.run(words, env=around, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 1 and "2004" in done.stdout + done.stderr
+        words += ["--auth-supernode-private-key", keys["site-1"], "--host", "127.0.0.1", "--port", str(own)]
+        with Started(words, tmp_path / "node.log", around) as node:  # what it started outlives it, hence a log
+            assert node.process.wait(120) == 1 and "code: 2004" in (tmp_path / "node.log").read_text()
