@@ -627,7 +627,7 @@ class Listened:
 
 
 _TWO = {"lr": rk.Rates(0.1), "lower_steps": 2, "upper_steps": 2}
-_SVRG, _SGD, _UPPER = "gp gp gq gq", "gp gq", "xm xm xn xn"
+_SVRG, _SGD, _UPPER, _SAME = "gp gp gq gq", "gp gq", "xm xm xn xn", "xe xe xe xe"
 _FACTORS = ("", "h1", "h1 h2", "h1 h2 h3")
 
 _DEEP = 2  # lower rounds, so many that a gradient and a Hessian product meet in one exchange
@@ -642,9 +642,9 @@ def _deep(q: int) -> str:
 
 
 LISTENED = [
-    Listened("fednest", _TWO | {"neumann_terms": 2}, (f"ga {_SVRG} yb hc hd xe cf {_UPPER}",), index=2),
+    Listened("fednest", _TWO | {"neumann_terms": 2}, (f"ga {_SVRG} yb hc hd xe cf {_SAME}",), index=2),
     Listened(
-        "fednest", _TWO | {"neumann_terms": 2, "lower_solver": "sgd"}, (f"{_SGD} yb hc hd xe cf {_UPPER}",), index=2
+        "fednest", _TWO | {"neumann_terms": 2, "lower_solver": "sgd"}, (f"{_SGD} yb hc hd xe cf {_SAME}",), index=2
     ),
     Listened("aggitd", _TWO, (f"ga yb {_SVRG} hc xe cf {_UPPER}", f"ga {_SVRG} yb xe cf {_UPPER}"), index=2),
     Listened("aggitd", _TWO | {"lower_rounds": _DEEP}, tuple(_deep(q) for q in range(_DEEP + 1)), index=_DEEP + 1),

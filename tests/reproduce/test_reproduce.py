@@ -15,7 +15,7 @@ from rookery.cli import main
 from rookery.experiments.experiment import Experiment, Options
 from rookery.experiments.tune import settings
 from rookery.reproduce import execute
-from rookery.reproduce.aggitd import two_loops
+from rookery.reproduce.aggitd import CHOSEN
 from rookery.reproduce.execute import commit, run_cell
 from rookery.reproduce.frontier import TRIALS, methods
 from rookery.reproduce.page import grids, plot, rows_of, verdict, write_page
@@ -129,7 +129,7 @@ def test_methods_of_two_loops_get_the_exchanges_that_they_are_to_have(study, sol
     _, done = reproduce(study, seeds=1, quick=True, out=shared, say=lambda text: None)
     assert len(done) == 3
     for each in done.values():
-        _, a_round = two_loops(each.cell.experiment.method_name, "iid", 16, solver=solver)
+        _, a_round = CHOSEN.method(each.cell.experiment.method_name, "iid", solver=solver)
         assert each.histories[0]["exchanges"][-1] == 30 // a_round * a_round
 
 

@@ -25,6 +25,7 @@ _ALL = (
     READINGS_STUDY,
     aggitd_figures.FIGURE3,
     aggitd_figures.FIGURE4,
+    aggitd_figures.FIGURE5,
     aggitd_figures.FIGURE6,
     aggitd_figures.FIGURE7,
     simfbo.FIGURE2,
