@@ -38,13 +38,14 @@ def run_study(
     done, cells = {}, list(study.cells(quick))
     for number, cell in enumerate(cells):
         path = folder / f"{slug(cell.name)}.json"
-        asked = _asked(cell, seeds)
+        own = cell.seeds(seeds)
+        asked = _asked(cell, own)
         kept = _read(path, cell, asked)
         if kept is None and not run:
             continue
         if kept is None:
-            say(f"{study.name}: {cell.name} ({number + 1} of {len(cells)}), {seeds} seed{'s' * (seeds > 1)}")
-            kept = run_cell(cell, seeds, say)
+            say(f"{study.name}: {cell.name} ({number + 1} of {len(cells)}), {own} seed{'s' * (own > 1)}")
+            kept = run_cell(cell, own, say)
             _write(path, kept, asked)
             say(f"  {kept.seconds:.1f} s")
         done[cell.name] = kept

@@ -110,8 +110,12 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
     """The page."""
     missing = [cell.name for cell in study.cells(quick) if cell.name not in done]
     claims = [] if quick or (missing and not study.claims_of_parts) else list(study.claims(done))
-    any_cell = next(iter(done.values()))
-    seconds, seeds = sum(each.seconds for each in done.values()), len(any_cell.histories)
+    seconds = sum(each.seconds for each in done.values())
+    by_seeds: dict[int, list[str]] = {}
+    for each in done.values():
+        by_seeds.setdefault(len(each.histories), []).append(each.cell.column or each.cell.row)
+    seeds = max(by_seeds)
+    rest = [f"{number} in {'; '.join(dict.fromkeys(of))}" for number, of in by_seeds.items() if number < seeds]
     natural = all(each.cell.experiment.options.partition == "natural" for each in done.values())
     drawn = "initial values" if natural else "partition, initial values"
     commits, devices = ({getattr(each, key) for each in done.values()} for key in ("commit", "device"))
@@ -121,7 +125,8 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
         f"{study.source}.",
         f"Made again by `{command}`, in {seconds:.0f} s of its cells together, on {', '.join(sorted(devices))}, at "
         f"commit {', '.join(sorted(commits))},",
-        f"with {seeds} seeds (0 to {seeds - 1}; each draws its own {drawn} and minibatches).",
+        f"with {seeds} seeds (0 to {seeds - 1}; each draws its own {drawn} and minibatches)"
+        + (f"; {', '.join(rest)}." if rest else "."),
         "",
     ]
     if quick:

@@ -42,6 +42,7 @@ def comparison(quick: bool) -> list[Cell]:
         found.append(_cell("SimFBO", CIFAR, place, SimFBO(lr=rates, server_lr=rates), 1, "iid", quick))
         method, exchanges = CHOSEN.method("FBO-AggITD", "iid", lr=Rates(x=0.005, y=0.003), examples=500)
         found.append(_cell("FBO-AggITD", CIFAR, place, method, exchanges, "iid", quick))
+        found[-2:] = [dataclasses.replace(cell, most_seeds=3) for cell in found[-2:]]
     return found
 
 

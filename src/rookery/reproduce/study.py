@@ -135,11 +135,16 @@ class Cell:
     experiment: Experiment
     paper: Mapping[str, float] = field(default_factory=dict)
     search: Search | None = None
-    published_spread: Mapping[str, float] = field(default_factory=dict)  # how much worse it may be, by measure
+    published_spread: Mapping[str, float] = field(default_factory=dict)  # how far it may be, by measure
+    most_seeds: int | None = None  # where it is run with fewer than the others, to save time
 
     @property
     def name(self) -> str:
         return f"{self.row}, {self.column}" if self.column else self.row
+
+    def seeds(self, asked: int) -> int:
+        """How many seeds it is run with."""
+        return min(asked, self.most_seeds or asked)
 
 
 @dataclass(frozen=True)
