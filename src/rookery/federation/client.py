@@ -144,7 +144,7 @@ class Client(Oracles):
 
     def steps(self, work: Steps) -> jax.Array:
         """tau_i, this client's number of local steps in this round."""
-        drawn = draw_steps(work, self.index, steps_key(self._call.round_key, self.index))
+        drawn = draw_steps(work, self.index, self.round, steps_key(self._call.round_key, self.index))
         return drawn * self._passes().length if isinstance(work, Epochs) else drawn
 
     def loop(
