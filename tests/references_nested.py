@@ -221,8 +221,10 @@ def fednest(bed: Nested, state: State, cohort: Cohort, index: int, **options: An
     return _after(state, its.upper(bed, state, cohort, x, y, p), y, p)
 
 
-def lfednest(bed: Nested, state: State, cohort: Cohort, index: int, **options: Any) -> State:
-    """The same with each client's own Hessian, at each of its points x_i."""
+def lfednest(
+    bed: Nested, state: State, cohort: Cohort, index: int, whole_series: bool = False, **options: Any
+) -> State:
+    """The same with each client's own Hessian, at each of its points x_i; or the sum of all terms."""
     its = TwoLoops(**options)
     x, y = state["z"][X], state["z"][Y]
     for _ in range(its.lower_rounds):
@@ -232,8 +234,10 @@ def lfednest(bed: Nested, state: State, cohort: Cohort, index: int, **options: A
     for i in cohort:
         x_i = x
         for _ in range(tau[i]):
-            shrink = np.linalg.matrix_power(np.eye(3) - its.neumann_step * bed.hessian(i, x_i, y), index)
-            p = its.neumann_step * its.neumann_terms * shrink @ bed.upper_grad_y(i, x_i, y)
+            factor, T = np.eye(3) - its.neumann_step * bed.hessian(i, x_i, y), its.neumann_terms
+            powers = [np.linalg.matrix_power(factor, k) for k in range(T)]
+            shrink = sum(powers) if whole_series else T * powers[index]
+            p = its.neumann_step * shrink @ bed.upper_grad_y(i, x_i, y)
             x_i = x_i - alpha[i] * bed.hypergradient(i, x_i, y, p)
         ends[i] = x_i
     moved = unbiased(bed, cohort, {i: ends[i] - x for i in cohort})
@@ -454,7 +458,14 @@ _MSA = {"lr": rk.Rates(lambda r: 0.1 / (1 + r), v=lambda r: 0.05 * (1 + r)), "lo
 SETTINGS = [
     *_two_loops("fednest"),
     *_two_loops("lfednest"),
+    Setting(
+        "whole series",
+        "lfednest",
+        options={"lr": rk.Rates(x=0.1, y=0.2), "neumann_step": 0.1, "neumann_terms": 4, "upper_steps": 2}
+        | {"lower_solver": "sgd", "lower_steps": 3, "whole_series": True},
+    ),
     *_two_loops("aggitd"),
+    Setting("rho = 0", "fedmsa", "field", _MSA | {"momentum": 0.0}, CHANCES, rounds=3),
     Setting("everything", "fedmsa", "field", _MSA, CHANCES, rounds=3),
     Setting("all take steps", "fedmsa", "field", _MSA | {"local_clients": 3}, rounds=3),
     Setting("defaults", "fedmsa", "field", {"lr": references.LR}, rounds=3),
@@ -469,6 +480,8 @@ SETTINGS = [
 def draws(setting: Setting, cohort: Cohort) -> list[Any]:
     """What a round of the method may draw."""
     options = setting.options
+    if options.get("whole_series"):
+        return [0]
     if setting.method in ("fednest", "lfednest"):
         return list(range(options.get("neumann_terms", 5)))
     if setting.method == "aggitd":
@@ -627,7 +640,7 @@ class Listened:
 
 
 _TWO = {"lr": rk.Rates(0.1), "lower_steps": 2, "upper_steps": 2}
-_SVRG, _SGD, _UPPER = "gp gp gq gq", "gp gq", "xm xm xn xn"
+_SVRG, _SGD, _UPPER, _SAME = "gp gp gq gq", "gp gq", "xm xm xn xn", "xe xe xe xe"
 _FACTORS = ("", "h1", "h1 h2", "h1 h2 h3")
 
 _DEEP = 2  # lower rounds, so many that a gradient and a Hessian product meet in one exchange
@@ -642,9 +655,9 @@ def _deep(q: int) -> str:
 
 
 LISTENED = [
-    Listened("fednest", _TWO | {"neumann_terms": 2}, (f"ga {_SVRG} yb hc hd xe cf {_UPPER}",), index=2),
+    Listened("fednest", _TWO | {"neumann_terms": 2}, (f"ga {_SVRG} yb hc hd xe cf {_SAME}",), index=2),
     Listened(
-        "fednest", _TWO | {"neumann_terms": 2, "lower_solver": "sgd"}, (f"{_SGD} yb hc hd xe cf {_UPPER}",), index=2
+        "fednest", _TWO | {"neumann_terms": 2, "lower_solver": "sgd"}, (f"{_SGD} yb hc hd xe cf {_SAME}",), index=2
     ),
     Listened("aggitd", _TWO, (f"ga yb {_SVRG} hc xe cf {_UPPER}", f"ga {_SVRG} yb xe cf {_UPPER}"), index=2),
     Listened("aggitd", _TWO | {"lower_rounds": _DEEP}, tuple(_deep(q) for q in range(_DEEP + 1)), index=_DEEP + 1),
@@ -661,6 +674,12 @@ LISTENED = [
             f"ga {_SVRG} yu {factors} xu cv yw {factors.replace('h', 'hh')} xw cz" for factors in _FACTORS[1:]
         ),  # some, at this seed
         index=4,
+    ),
+    Listened(
+        "lfednest",
+        _TWO | {"neumann_terms": 3, "whole_series": True, "lower_solver": "sgd"},
+        (f"{_SGD} yu h1 h2 xu cv yw h3 h4 xw cz",),
+        index=3,
     ),
     Listened("fedmsa", {"lr": rk.Rates(0.1), "local_steps": 3, "momentum": 0.5}, ("da da db db dc dc dd dd",), 2),
     *(

@@ -50,7 +50,7 @@ from rookery.federation.rates import Decay, PerClient, Rates
 from rookery.federation.sampling import All, Bernoulli, Uniform, Weighted, WithReplacement
 from rookery.federation.scaled import Scaled
 from rookery.federation.server_optimiser import ServerOptimiser
-from rookery.federation.steps import Epochs, FixedSteps, RandomSteps, Steps
+from rookery.federation.steps import Epochs, FixedSteps, RandomSteps, Steps, StepsBy
 from rookery.metric import Metric
 from rookery.problems import exact
 from rookery.problems.base import OfBatch
@@ -160,6 +160,7 @@ __all__ = [
     "Split",
     "State",
     "Steps",
+    "StepsBy",
     "StocBiO",
     "StorageError",
     "Table",

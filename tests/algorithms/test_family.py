@@ -36,6 +36,10 @@ def vra(**options):
 
 REDUCTIONS = {
     "federated ADMM": (rk.FedADMM(lr=0.05, gamma=0.3, local_steps=UNEQUAL), vra(gamma=0.3, a=1.0, d=1.0)),
+    "federated ADMM, one gamma each": (
+        rk.FedADMM(lr=0.05, gamma=rk.PerClient([0.3, 0.1, 0.4, 0.2]), local_steps=UNEQUAL),
+        vra(gamma=rk.PerClient([0.3, 0.1, 0.4, 0.2]), a=1.0, d=1.0),
+    ),
     "FedAvg": (rk.FedAvg(lr=0.05, local_steps=UNEQUAL), vra(gamma=0.0, a=0.0, d=4 / 2)),
     "FedAvg by probability": (rk.FedAvg(lr=0.05, local_steps=UNEQUAL), vra(gamma=0.0, a=0.0)),
     "FedProx": (rk.FedProx(lr=0.05, mu=0.4, local_steps=UNEQUAL), vra(gamma=0.4, a=0.0, d=4 / 2)),
@@ -221,7 +225,7 @@ def test_fedpds_local_rounds_have_samples_of_their_own():
         (rk.FedVRA(lr=0.1, gamma=-1.0), r"gamma: -1.0 was given; it must not be negative"),
         (rk.FedVRA(lr=0.1, gamma=lambda r: 0.1), "gamma: .* one number, or rk.PerClient, is needed"),
         (rk.FedVRA(lr=0.1, gamma=rk.PerClient([0.0] * 4)), "nor 0 for each client"),
-        (rk.FedADMM(lr=0.1, gamma=rk.PerClient([0.1] * 4)), "gamma: .* one number is needed"),
+        (rk.FedADMM(lr=0.1, gamma=lambda r: 0.1), "gamma: .* one number, or rk.PerClient, is needed"),
         (rk.FedVRA(lr=0.1, a=rk.PerClient([0.1, 0.2])), r"a: PerClient of shape \(2,\) was given; 4 finite"),
         (rk.FedVRA(lr=0.1, a="much"), "a: 'much' was given; a finite number or a schedule"),
         (rk.FedDyn(lr=0.1, alpha=0.0), "alpha: 0.0 was given; a positive number is needed"),

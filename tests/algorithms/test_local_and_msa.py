@@ -11,6 +11,7 @@ import pytest
 import rookery as rk
 from properties.checks import difference, flat, run
 from properties.table import bed
+from rookery.data.partitions import IID
 from rookery.problems.exact import LinearComposition, QuadraticBilevel, QuadraticMeta
 from rookery.problems.kinds import Compositional
 
@@ -193,3 +194,38 @@ def test_a_method_begins_where_its_first_clients_are(method, engine):
     np.testing.assert_allclose(late.x, at_once.x, rtol=0, atol=2e-8)  # 1e-9 apart: delta / (u + t)^(1/3)
     first = rk.run(problem, method, exact.clients, rounds=3, sampling=beginning_late(2), **options)
     assert np.abs(first.x - start["x"]).max() > 1e-4
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_fedbioacc_with_own_lower_levels_is_its_local_form(sampled):
+    """Own sequences stay with their momenta; with a tracked v both forms are one method."""
+    exact = QuadraticBilevel.random(clients=4, dims=(2, 3), local=True, examples=6, seed=4)
+    shared = {"lr": rk.Rates(0.05), "local_steps": 3, "momentum": rk.Rates(0.5), "delta": 0.8, "offset": 2.0}
+    options = {"batch_size": 2, "rounds": 4, "precision": "float64", "sampling": rk.Uniform(2) if sampled else None}
+    one, other = (
+        rk.run(exact.problem, method, exact.clients, **exact.start(), **options)
+        for method in (rk.FedBiOAcc(**shared), rk.FedBiOAccLocal(**shared, hypergradient=rk.Tracked()))
+    )
+    for name in ("x", "y", "v"):
+        np.testing.assert_allclose(flat(one.sequences[name]), flat(other.sequences[name]), atol=1e-14)
+
+
+def test_fedbioacc_cleans_data_whose_weights_stay_with_their_clients():
+    """x is each client's own, y all share: the wrong labels lose their weight."""
+    task = rk.tasks.Cleaning(noise=0.4)
+    assembled = task.assemble(IID(), clients=5, seed=0)
+    assert assembled.problem.local == ("x",)
+    method = rk.FedBiOAcc(lr=rk.Rates(x=100.0, y=0.5, v=0.5), delta=0.9, offset=0.0)
+    result = rk.run(
+        assembled.problem, method, assembled.clients, x=assembled.x, y=assembled.y, rounds=60, metrics=assembled.metrics
+    )
+    assert result.history["f1"][-1] > result.history["f1"][0] + 0.2
+
+
+def test_steps_may_be_a_function_of_client_and_round():
+    """Client i takes 1 + (i + t) % 3 steps in round t: with a constant slope of 1, as far it goes."""
+    clients = rk.federate([{"a": np.ones(1)} for _ in range(3)])
+    method = rk.FedAvg(lr=rk.Rates(1.0), local_steps=rk.StepsBy(lambda i, t: 1 + (i * i + t) % 3, most=3))
+    result = rk.run(rk.Single(lambda x, e: -x * e["a"]), method, clients, x=0.0, rounds=2)
+    steps = [[1 + (i * i + t) % 3 for i in range(3)] for t in range(2)]
+    assert float(result.x) == pytest.approx(sum(np.mean(row) for row in steps))

@@ -61,11 +61,11 @@ def test_bad_rates_are_refused(rates, sentence):
 
 def test_steps_draw_what_they_promise():
     keys = jax.random.split(jax.random.key(0), 3000)
-    drawn = jax.vmap(lambda key: draw_steps(rk.RandomSteps(2, 5), jnp.int32(0), key))(keys)
+    drawn = jax.vmap(lambda key: draw_steps(rk.RandomSteps(2, 5), jnp.int32(0), jnp.int32(0), key))(keys)
     assert sorted(set(drawn.tolist())) == [2, 3, 4, 5]
     np.testing.assert_allclose(np.bincount(drawn)[2:] / 3000, 0.25, atol=0.04)
-    assert draw_steps(rk.FixedSteps([1, 7, 3]), jnp.int32(1), keys[0]) == 7
-    assert draw_steps(4, jnp.int32(1), keys[0]) == 4
+    assert draw_steps(rk.FixedSteps([1, 7, 3]), jnp.int32(1), jnp.int32(0), keys[0]) == 7
+    assert draw_steps(4, jnp.int32(1), jnp.int32(0), keys[0]) == 4
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,7 @@ def test_steps_draw_what_they_promise():
         (rk.FixedSteps([1, 2]), "local_steps: 2 numbers of steps were given for 3 clients"),
         (rk.FixedSteps([1, 0, 2]), "local_steps: 0 was given"),
         (rk.RandomSteps(3, 2), "local_steps: RandomSteps(3, 2) was given"),
+        (rk.StepsBy(lambda i, t: 1, 0), "local_steps: StepsBy("),
     ],
 )
 def test_bad_steps_are_refused(steps, sentence):

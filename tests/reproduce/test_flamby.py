@@ -101,6 +101,6 @@ def test_published_numbers_stand_in_their_cells():
     assert cell.paper == {"pooled": 0.842} and cell.published_spread == {"pooled": 0.015}
     assert set(RESULTS["heart"]["FedAvg"]) == {"pooled", "Cleveland", "Hungary", "Switzerland", "VA"}
     pooled = MEASURES[0]
-    assert verdict(pooled, 0.828, True, 0.842, 0.015) == "within tolerance"
-    assert verdict(pooled, 0.826, True, 0.842, 0.015) == "not reproduced"
-    assert verdict(pooled, 0.833, True, 0.842) == "within tolerance" and verdict(pooled, 0.9, True, 0.842) == "better"
+    assert verdict(pooled, 0.828, True, 0.842, 0.015) == "reproduced"
+    assert verdict(pooled, 0.826, True, 0.842, 0.015) == "worse"
+    assert verdict(pooled, 0.833, True, 0.842) == "reproduced" and verdict(pooled, 0.9, True, 0.842) == "better"

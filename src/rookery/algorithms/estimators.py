@@ -53,17 +53,26 @@ class Neumann:
         if not self.step > 0:
             raise InputError(f"step: {self.step} was given; a positive number is needed")
 
-    def fields(self, client: Client, points: Sequence[Sequences], key: jax.Array) -> list[Sequences]:
-        sample = client.sample(key)
+    def fields(
+        self, client: Client, points: Sequence[Sequences], key: jax.Array, size: int | None = None
+    ) -> list[Sequences]:
+        sample = client.sample(key, size)
+        adjoints = self.adjoints(client, points, sample, key, size)
+        return [_field(client, z, v, sample) for z, v in zip(points, adjoints)]
+
+    def adjoints(
+        self, client: Client, points: Sequence[Sequences], sample: Any, key: jax.Array, size: int | None = None
+    ) -> list[Vector]:
+        """v at each point: the sum of all terms, from grad_y f_i on a given sample."""
 
         def term(carry: list, k: Any, _: jax.Array) -> list:
-            fresh = client.sample(jax.random.fold_in(key, k + 1), only="lower")
+            fresh = client.sample(jax.random.fold_in(key, k + 1), size, only="lower")
             ps = [p - self.step * client.hvp(z.x, z.y, p, fresh) for z, (p, _) in zip(points, carry)]
             return [(p, total + p) for p, (_, total) in zip(ps, carry)]
 
         bs = [client.upper_grad_y(z.x, z.y, sample) for z in points]
         sums = client.loop(self.terms - 1, term, [(b, b) for b in bs])
-        return [_field(client, z, self.step * total, sample) for z, (_, total) in zip(points, sums)]
+        return [self.step * total for _, total in sums]
 
 
 @part
@@ -86,8 +95,10 @@ class ConjugateGradient:
     def check(self) -> None:
         """What it is set to is checked when it is bound."""
 
-    def fields(self, client: Client, points: Sequence[Sequences], key: jax.Array) -> list[Sequences]:
-        sample = client.sample(key)
+    def fields(
+        self, client: Client, points: Sequence[Sequences], key: jax.Array, size: int | None = None
+    ) -> list[Sequences]:
+        sample = client.sample(key, size)
         return [_field(client, z, self.solve(client, z, sample), sample) for z in points]
 
     def solve(self, client: Client, z: Sequences, sample: Any) -> Vector:
@@ -119,8 +130,10 @@ class Tracked:
     def check(self) -> None:
         """It has nothing to set."""
 
-    def fields(self, client: Client, points: Sequence[Sequences], key: jax.Array) -> list[Sequences]:
-        sample = client.sample(key)
+    def fields(
+        self, client: Client, points: Sequence[Sequences], key: jax.Array, size: int | None = None
+    ) -> list[Sequences]:
+        sample = client.sample(key, size)
         return [client.direction(z, sample) for z in points]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rookery.algorithms.fedvra import FedVRAState, check_gamma
+from rookery.algorithms.fedvra import FedVRAState, check_gamma, inverse_of_mean
 from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import amount, rates, steps
 from rookery.federation.method import Steps, first_round, method
-from rookery.federation.rates import GivenRates
+from rookery.federation.rates import GivenRates, PerClient
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -21,17 +21,19 @@ class FedADMM:
 
     In every round client i of the cohort C sets x_i = x, takes Q_i steps
 
-        x_i <- x_i - eta (g_i(x_i) - lambda_i + gamma (x_i - x))
+        x_i <- x_i - eta (g_i(x_i) - lambda_i + gamma_i (x_i - x))
 
-    and then lambda_i <- lambda_i + gamma (x - x_i). An absent client has x_i = x, its lambda_i stays. The server
+    and then lambda_i <- lambda_i + gamma_i (x - x_i). An absent client has x_i = x, its lambda_i stays. The server,
+    with beta = 1 / sum_i p_i gamma_i,
 
-        x <- sum_i p_i (x_i - lambda_i / gamma)  =  x + sum_{i in C} p_i (x_i - x) - sum_i p_i lambda_i / gamma
+        x <- beta sum_i p_i (gamma_i x_i - lambda_i)
+           = x + beta (sum_{i in C} p_i gamma_i (x_i - x) - sum_i p_i lambda_i)
 
-    Kept as u_i = lambda_i / gamma and u = sum_i p_i u_i, so that gamma = 0 is no singularity.
+    Kept as u_i = lambda_i / gamma_i and u = beta sum_i p_i lambda_i, so that gamma = 0 is no singularity.
 
     Args:
       lr: eta, the local step size.
-      gamma: the penalty, the same for all clients.
+      gamma: the penalty: a number, or `rk.PerClient`.
       local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
       weight_decay: added times x to every gradient.
 
@@ -50,7 +52,7 @@ class FedADMM:
     kinds = ("single", "joint")
 
     def check(self, problem: Problem, population: int) -> None:
-        check_gamma(self.gamma, uniform=True)
+        check_gamma(self.gamma)
 
     def init(self, problem: Problem, z: Sequences) -> FedVRAState:
         return FedVRAState(z, first_round(), u=z.zeros())
@@ -59,7 +61,7 @@ class FedADMM:
         return z.only(problem.shared).zeros()
 
     def round(self, state: FedVRAState, cohort: Cohort) -> FedVRAState:
-        moved = cohort.update_mean("steps", state.z)
+        moved = inverse_of_mean(self.gamma, cohort) * cohort.update_mean("steps", state.z)
         u = state.u - moved
         return state.next(z=cohort.project(state.z + moved - u), u=u)
 
@@ -67,5 +69,6 @@ class FedADMM:
         u, gamma = client.state, client.at(self.gamma).one
         lagrangian = lambda g, x: g + self.weight_decay * x + gamma * (x - z - u)
         moved = descend(client, z, client.at(self.lr), self.local_steps, correct=lagrangian).moved
-        # The unbiased mean of the first is sum_C p_i (x_i - x).
-        return client.once_factor * moved, u - moved
+        weighted = gamma * moved if isinstance(self.gamma.one, PerClient) else moved
+        # The unbiased mean of the first is sum_C p_i gamma_i (x_i - x).
+        return client.once_factor * weighted, u - moved

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from rookery.algorithms.estimators import Neumann, moves_of
 from rookery.algorithms.fedbio_local import check_local_lower
 from rookery.algorithms.parts import estimator_field
-from rookery.algorithms.storm import AccState, alpha, check_storm
+from rookery.algorithms.storm import AccState, StormClient, alpha, check_storm, starting_momentum
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import count, rates
-from rookery.federation.method import Rates, first_round, method, struct
+from rookery.federation.method import Rates, first_round, method
 from rookery.federation.protocols import Estimator
 from rookery.federation.rates import GivenRates
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
-
-
-@struct
-class LocalAccClient:
-    """A client's own momenta, and its z before the last step, kept for the second exchange of a round."""
-
-    z: Sequences
-    m: Sequences
-    visits: Any  # how many rounds it has been part of; its first momentum is its own
 
 
 @method
@@ -52,6 +39,7 @@ class FedBiOAccLocal:
       offset: u of alpha_t.
       hypergradient: how v is found: `rk.Neumann(terms, step)` (the paper), `rk.ConjugateGradient(iterations)`, or
         `rk.Tracked()`.
+      first_batch: the batch size of the first momentum, the client's own; None: as in the run.
 
     Exchanges per round: 2, that is 2 per I iterations. Floats per client: 2 dim x down and dim x up, then dim x down
     and dim x up.
@@ -69,6 +57,7 @@ class FedBiOAccLocal:
     delta: float = 1.0
     offset: float = 1.0
     hypergradient: Estimator = estimator_field(Neumann())
+    first_batch: int | None = count(default=None, static=True)
 
     kinds = ("bilevel",)
     scopes = ("local",)
@@ -86,20 +75,19 @@ class FedBiOAccLocal:
     def init(self, problem: Problem, z: Sequences) -> AccState:
         return AccState(z, first_round(), m=z.zeros())
 
-    def client(self, problem: Problem, z: Sequences) -> LocalAccClient:
-        return LocalAccClient(z=z.zeros(), m=z.only(self.hypergradient.moves).zeros(), visits=first_round())
+    def client(self, problem: Problem, z: Sequences) -> StormClient:
+        return StormClient(z=z.zeros(), m=z.only(self.hypergradient.moves).zeros(), visits=first_round())
 
     def round(self, state: AccState, cohort: Cohort) -> AccState:
         z = state.z + cohort.update_mean("iterations", state.z, state.m)
         m = cohort.update_mean("momentum_at", z)
         return state.next(z=z, m=m)
 
-    def iterations(self, client: Client, z: Sequences, m: Sequences) -> tuple[Sequences, LocalAccClient]:
+    def iterations(self, client: Client, z: Sequences, m: Sequences) -> tuple[Sequences, StormClient]:
         """I - 1 whole iterations and the step of the I-th."""
-        z_i, kept = client.enter(z), client.state
-        first = lambda: self.hypergradient.fields(client, [z_i], client.key)[0]
-        own = client.choose(kept.visits == 0, first, lambda: kept.m)
-        m_i = own.merged(jax.tree.map(partial(jnp.where, client.first), own.only(m.names), m))
+        z_i = client.enter(z)
+        first = lambda: self.hypergradient.fields(client, [z_i], client.key, self.first_batch)[0]
+        m_i = starting_momentum(client, m, first)
 
         def iteration(carry: tuple, k: Any, key: Any) -> tuple:
             z, m = carry
@@ -109,13 +97,13 @@ class FedBiOAccLocal:
         last = self.local_steps - 1
         z_i, m_i = client.loop(last, iteration, (z_i, m_i))
         moved = client.leave(self.move(client, z_i, m_i, last)) - z
-        return moved, LocalAccClient(z=z_i, m=m_i, visits=kept.visits + 1)
+        return moved, StormClient(z=z_i, m=m_i, visits=client.state.visits + 1)
 
-    def momentum_at(self, client: Client, z: Sequences) -> tuple[Sequences, LocalAccClient]:
+    def momentum_at(self, client: Client, z: Sequences) -> tuple[Sequences, StormClient]:
         """The momentum of the I-th iteration, at the averaged x and the client's own y."""
         kept = client.state
         m = self.storm(client, client.enter(z), kept.z, kept.m, self.local_steps - 1, client.key)
-        return client.shared(m), LocalAccClient(z=kept.z, m=m, visits=kept.visits)
+        return client.shared(m), StormClient(z=kept.z, m=m, visits=kept.visits)
 
     def move(self, client: Client, z: Sequences, m: Sequences, k: Any) -> Sequences:
         """z - eta alpha_t m, of the sequences that have a momentum."""

@@ -43,13 +43,15 @@ class FedMSA:
     Args:
       lr: eta, the step sizes.
       local_steps: K, one whole number.
-      momentum: rho, in (0, 1].
+      momentum: rho, in [0, 1]; with 0 the direction of the first round is only ever corrected, as SPIDER's.
       local_clients: how many clients of the cohort run the local steps: 1 in the paper's analysis, 10 in its
         experiments; at most the cohort.
 
     Exchanges per round: 2. Floats per client: 3 dim z down and dim z up, then 2 dim z down and dim z up.
     Exactness: exact at any K: the momentum and the SPIDER terms vanish at the solution, where it does not move.
     With a sampled cohort exchange 1 is noisy, and so is the answer.
+    Deviations from the paper: the output is the last point. Its analysis is about one that is drawn from all rounds,
+    which is where a run ends whose number of rounds is drawn: `rounds=rng.integers(1, R + 1)`.
 
     Reference: Federated Multi-Sequence Stochastic Approximation with Local Hypergradient Estimation, Algorithm 1.
     """
@@ -62,8 +64,8 @@ class FedMSA:
     scopes = ("shared",)
 
     def check(self, problem: Problem, population: int) -> None:
-        if not 0 < self.momentum <= 1:
-            raise InputError(f"momentum: {self.momentum} was given; 0 < rho <= 1 is needed")
+        if not 0 <= self.momentum <= 1:
+            raise InputError(f"momentum: {self.momentum} was given; 0 <= rho <= 1 is needed")
         if self.local_clients > population:
             raise InputError(f"local_clients: {self.local_clients} was given; there are {population} clients")
 

@@ -25,7 +25,7 @@ class FedNest(TwoLoop):
         y   <- lower round at (x, y), N times
         p   <- lambda T M(grad_y f_i(x, y));   T' ~ U{0, ..., T-1}
         p   <- p - lambda M(H_i(x, y) p), T' times
-        h   <- M(grad_x f_i(x, y) - (d2 g_i/dx dy) p)
+        h   <- M(grad_x f_i(x, y; b) - (d2 g_i/dx dy) p),   with one sample b of the client's in all of the round
         x_i <- x_i - alpha (h - grad_x f_i(x, y; b) + grad_x f_i(x_i, y; b)), tau_i times;   x <- x + M(x_i - x)
 
     Args:
@@ -55,6 +55,8 @@ class FedNest(TwoLoop):
     upper_steps: Steps = steps(default=1, epochs=False)
     lower_solver: str = choice(*SOLVERS)
     scaled_rates: bool = static(default=False)
+
+    fresh = False
 
     def round(self, state: State, cohort: Cohort) -> State:
         x, y = state.z.x, state.z.y

@@ -112,12 +112,13 @@ class FedVRA(VarianceReduced):
         return self.answer(client, descend(client, z, client.at(self.lr), self.local_steps, correct=lagrangian).moved)
 
 
-def check_gamma(gamma: Rates, uniform: bool = False) -> None:
+def check_gamma(gamma: Rates) -> None:
     """Refuses a penalty that changes over rounds, which the duals are measured in, and negative ones."""
     each = isinstance(gamma.one, PerClient)
-    if callable(gamma.one) or (uniform and each):
-        allowed = "one number" if uniform else "one number, or rk.PerClient,"
-        raise InputError(f"gamma: {gamma.one} was given; {allowed} is needed, the same in all rounds")
+    if callable(gamma.one):
+        raise InputError(
+            f"gamma: {gamma.one} was given; one number, or rk.PerClient, is needed, the same in all rounds"
+        )
     values = np.asarray(gamma.one.table if each else gamma.one)
     if values.min() < 0 or (each and values.max() == 0):
         raise InputError(f"gamma: {values} was given; it must not be negative, nor 0 for each client")

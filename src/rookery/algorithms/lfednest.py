@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rookery.algorithms.estimators import Neumann
 from rookery.algorithms.rounds import SOLVERS, TwoLoop, per_step
-from rookery.federation.client import Client
+from rookery.federation.client import Client, Sample
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import choice, count, number, rates, steps
 from rookery.federation.method import State, Steps, method, static
 from rookery.federation.rates import GivenRates
-from rookery.vectors import Vector
+from rookery.vectors import Sequences, Vector
 
 
 @method
@@ -36,6 +37,8 @@ class LFedNest(TwoLoop):
       upper_steps: tau_i, local steps on x, likewise.
       lower_solver: "svrg" (two exchanges a lower round) or "sgd" (one).
       scaled_rates: divide alpha and beta by the client's number of steps.
+      whole_series: p_i is the sum of all T terms, lambda sum_{k < T} (I - lambda H_i)^k grad_y f_i, in the place of T
+        times one of them.
 
     Exchanges per round: 2N + 1 ("sgd": N + 1). Floats up per client: 2N dim y, dim x.
     Exactness: biased when clients differ: every client inverts its own Hessian, truncated.
@@ -52,25 +55,34 @@ class LFedNest(TwoLoop):
     upper_steps: Steps = steps(default=1, epochs=False)
     lower_solver: str = choice(*SOLVERS)
     scaled_rates: bool = static(default=False)
+    whole_series: bool = static(default=False)
 
     def round(self, state: State, cohort: Cohort) -> State:
         x, y = state.z.x, state.z.y
         y = self.solve_lower(cohort, x, y)
-        last = jax.random.randint(cohort.key, (), 0, self.neumann_terms, dtype=jnp.int32)
+        drawn = jax.random.randint(cohort.key, (), 0, self.neumann_terms, dtype=jnp.int32)
+        last = jnp.zeros((), jnp.int32) if self.whole_series else drawn
         x = x + cohort.mean("descend", x, y, last)
         return state.next(z=state.z.replace(x=x, y=y))
 
     def descend(self, client: Client, x: Vector, y: Vector, last: Any) -> Vector:
         """tau_i steps on x along the client's own hypergradient, with T' = `last` Hessian products each."""
 
-        def step(x_i: Vector, k: Any, key: jax.Array) -> Vector:
+        def one_term(x_i: Vector, s: Sample, key: jax.Array) -> Vector:
             def term(p: Vector, t: Any, _: jax.Array) -> Vector:
                 fresh = client.sample(jax.random.fold_in(key, t + 1), only="lower")
                 return p - self.neumann_step * client.hvp(x_i, y, p, fresh)
 
-            s = client.sample(key)
             p = self.neumann_step * self.neumann_terms * client.upper_grad_y(x_i, y, s)
-            p = client.loop(last, term, p)
+            return client.loop(last, term, p)
+
+        def all_terms(x_i: Vector, s: Sample, key: jax.Array) -> Vector:
+            series = Neumann(self.neumann_terms, self.neumann_step)
+            return series.adjoints(client, [Sequences({"x": x_i, "y": y})], s, key)[0]
+
+        def step(x_i: Vector, k: Any, key: jax.Array) -> Vector:
+            s = client.sample(key)
+            p = all_terms(x_i, s, key) if self.whole_series else one_term(x_i, s, key)
             return x_i - alpha * (client.upper_grad_x(x_i, y, s) - client.cross(x_i, y, p, s))
 
         tau = client.steps(self.upper_steps)

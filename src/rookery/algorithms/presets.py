@@ -7,32 +7,55 @@ from __future__ import annotations
 
 from typing import Any
 
+from rookery.algorithms.estimators import Neumann
 from rookery.algorithms.fedavg import FedAvg
-from rookery.algorithms.fedbioacc import FedBiOAcc
-from rookery.algorithms.fednest import FedNest
+from rookery.algorithms.fedbioacc_local import FedBiOAccLocal
+from rookery.algorithms.lfednest import LFedNest
 from rookery.algorithms.simfbo import SimFBO
 from rookery.federation.rates import Rates
 from rookery.federation.server_optimiser import named_optimiser
 
 
-def StocBiO(lr: Rates, neumann_step: float = 0.01, neumann_terms: int = 5, lower_steps: Any = 10) -> FedNest:
-    """StocBiO (Ji et al., 2021) for one client: lower SGD steps, a Neumann series from y^N, one step on x.
+def StocBiO(lr: Rates, neumann_step: float = 0.01, neumann_terms: int = 5, lower_steps: Any = 10) -> LFedNest:
+    """StocBiO (Ji et al., 2021) for one client: lower SGD steps, the sum of all Q + 1 = `neumann_terms` terms of a
+    Neumann series at the last of them, with a fresh Hessian sample for every factor, one step on x.
 
-    Run it on `rk.federate([data])`; on more clients it is FedNest with plain lower steps.
+    Run it on `rk.federate([data])`; on more clients it is LFedNest with the whole series.
     """
-    return FedNest(
+    return LFedNest(
         lr=lr,
         neumann_step=neumann_step,
         neumann_terms=neumann_terms,
         lower_steps=lower_steps,
         upper_steps=1,
         lower_solver="sgd",
+        whole_series=True,
     )
 
 
-def MRBO(lr: Rates, momentum: float = 1.0, delta: float = 1.0, offset: float = 1.0) -> FedBiOAcc:
-    """MRBO (Yang et al., 2021) for one client: STORM momenta in a single loop, FedBiOAcc with I = 1."""
-    return FedBiOAcc(lr=lr, local_steps=1, momentum=Rates(momentum), delta=delta, offset=offset)
+def MRBO(
+    lr: Rates,
+    momentum: Any = 1.0,
+    delta: float = 1.0,
+    offset: float = 1.0,
+    neumann_step: float = 0.1,
+    neumann_terms: int = 10,
+    first_batch: int | None = None,
+) -> FedBiOAccLocal:
+    """MRBO (Yang et al., 2021) for one client: STORM momenta of y and of a Neumann hypergradient, in a single loop.
+
+    Run it on `rk.federate([data])` and a problem with `lower_scope="local"`, which for one client is all the same; on
+    more clients it is FedBiOAccLocal with I = 1.
+    """
+    return FedBiOAccLocal(
+        lr=lr,
+        local_steps=1,
+        momentum=momentum,
+        delta=delta,
+        offset=offset,
+        hypergradient=Neumann(neumann_terms, neumann_step),
+        first_batch=first_batch,
+    )
 
 
 def SOBA(lr: Rates) -> SimFBO:

@@ -63,20 +63,25 @@ class LowerRound:
 class UpperRound:
     """One round on x along a hypergradient h at (x, y), one exchange, found by a method's phases as "upper.steps":
 
-    x_i <- x_i - alpha (h - grad_x f_i(x, y; b) + grad_x f_i(x_i, y; b)), tau_i times;   x <- x + mean of (x_i - x).
+    x_i <- x_i - alpha (h - grad_x f_i(x, y; b) + grad_x f_i(x_i, y; b)), tau_i times;   x <- x + mean of (x_i - x),
+
+    with a fresh b in every step, or with the client's own of the round in all of them.
     """
 
     lr: Rates
     count: Steps
     scaled: bool = static()  # alpha / tau_i in place of alpha
+    fresh: bool = static(default=True)
 
     def run(self, cohort: Cohort, x: Vector, y: Vector, h: Vector) -> Vector:
         """The server's side."""
         return x + cohort.mean("upper.steps", x, y, h)
 
     def steps(self, client: Client, x: Vector, y: Vector, h: Vector) -> Vector:
+        of_round = None if self.fresh else client.sample(client.round_key, only="upper", again=True)
+
         def step(x_i: Vector, k: Any, key: jax.Array) -> Vector:
-            b = client.sample(key, only="upper")
+            b = of_round or client.sample(key, only="upper")
             return x_i - alpha * (h - client.upper_grad_x(x, y, b) + client.upper_grad_x(x_i, y, b))
 
         tau = client.steps(self.count)
@@ -98,6 +103,7 @@ class TwoLoop:
     scopes = ("shared",)
     uses = ("x", "y")
     biased = True
+    fresh = True  # whether the steps of the upper round draw samples of their own; otherwise they take that of h
 
     @property
     def lower(self) -> LowerRound:
@@ -105,7 +111,7 @@ class TwoLoop:
 
     @property
     def upper(self) -> UpperRound:
-        return UpperRound(self.lr, self.upper_steps, self.scaled_rates)
+        return UpperRound(self.lr, self.upper_steps, self.scaled_rates, self.fresh)
 
     def solve_lower(self, cohort: Cohort, x: Vector, y: Vector) -> Vector:
         """y after N lower rounds."""
@@ -117,7 +123,7 @@ class TwoLoop:
 
     def hypergradient(self, client: Client, x: Vector, y: Vector, p: Vector) -> Vector:
         """grad_x f_i(x, y) - (d2 g_i/dx dy) p on one fresh sample."""
-        s = client.sample(client.key)
+        s = client.sample(client.key if self.fresh else client.round_key)
         return client.upper_grad_x(x, y, s) - client.cross(x, y, p, s)
 
 

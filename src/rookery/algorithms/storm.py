@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from rookery.errors import InputError
@@ -17,6 +20,26 @@ class AccState(State):
     """The server's state with the averaged momentum m."""
 
     m: Sequences
+
+
+@struct
+class StormClient:
+    """A client's z before the last step of a round and its momenta there, kept for the second exchange; those of its
+    own sequences stay for its next round."""
+
+    z: Sequences
+    m: Sequences
+    visits: Any  # how many rounds it has been part of; its first momentum is its own
+
+
+def starting_momentum(client: Client, m: Sequences, first: Callable[[], Sequences]) -> Sequences:
+    """The momentum that a round starts from: the server's, but of a client's own sequences its own; where the run
+    begins, or the client does, what `first` gives."""
+    if not client.own:
+        return client.choose(client.first, first, lambda: m)
+    kept = client.state
+    own = client.choose(kept.visits == 0, first, lambda: kept.m)
+    return own.merged(jax.tree.map(partial(jnp.where, client.first), own.only(m.names), m))
 
 
 def alpha(method: Any, client: Client, k: Any) -> Any:

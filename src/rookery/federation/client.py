@@ -12,7 +12,7 @@ from rookery.data.batches import Shard
 from rookery.errors import InputError
 from rookery.federation import counts
 from rookery.federation.epochs import Place
-from rookery.federation.keys import client_key, loop_key, steps_key
+from rookery.federation.keys import client_key, loop_key, steps_key, whole_round_key
 from rookery.federation.ledger import ORACLES
 from rookery.federation.meter import Meter
 from rookery.federation.method import find_phase
@@ -61,6 +61,11 @@ class Client(Oracles):
         self._call = call
         self._record = record
         self.key = client_key(call.exchange_key, call.index)
+
+    @property
+    def round_key(self) -> jax.Array:
+        """Its key of the whole round: what is drawn with it is the same in all exchanges of the round."""
+        return whole_round_key(self._call.round_key, self._call.index)
 
     # Who it is.
 
@@ -139,7 +144,7 @@ class Client(Oracles):
 
     def steps(self, work: Steps) -> jax.Array:
         """tau_i, this client's number of local steps in this round."""
-        drawn = draw_steps(work, self.index, steps_key(self._call.round_key, self.index))
+        drawn = draw_steps(work, self.index, self.round, steps_key(self._call.round_key, self.index))
         return drawn * self._passes().length if isinstance(work, Epochs) else drawn
 
     def loop(

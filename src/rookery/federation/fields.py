@@ -24,6 +24,7 @@ from rookery.federation.steps import (
     FixedSteps,
     RandomSteps,
     Steps,
+    StepsBy,
     bind_steps,
     check_count,
     check_steps,
@@ -400,7 +401,7 @@ def _of_type(hint: Any) -> Field:
         return ComponentField()
     plain = {Rates: RatesField(optional), float: NumberField(optional), int: WholeField(optional)}
     plain |= {bool: FlagField(), str: WordField(), PerClient: AmountField()}
-    plain |= dict.fromkeys((FixedSteps, RandomSteps, Epochs), StepsField(epochs=True))
+    plain |= dict.fromkeys((FixedSteps, RandomSteps, StepsBy, Epochs), StepsField(epochs=True))
     return plain.get(kinds[0], ComponentField())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_SAMPLING, _EXCHANGE, _STEPS, _SELECT, _SERVER = range(5)  # what is drawn in a round
+_SAMPLING, _EXCHANGE, _STEPS, _SELECT, _SERVER, _WHOLE = range(6)  # what is drawn in a round
 _VALUES, _BEFORE = 2**32 - 1, 2**32 - 2  # in the place of a round: initial values, and what comes before the first
 _LOOP, _ORDER, _AUGMENT = 2**31 - 1, 2**31 - 2, 2**31 - 3  # at a client: they never meet its own samples
 
@@ -72,6 +72,11 @@ def client_key(exchange: jax.Array, index: Any) -> jax.Array:
 def steps_key(round: jax.Array, index: Any) -> jax.Array:
     """For a client's number of local steps: the same in all exchanges of a round."""
     return _domain(round, _STEPS, index)
+
+
+def whole_round_key(round: jax.Array, index: Any) -> jax.Array:
+    """For what a client draws once for all exchanges of a round."""
+    return _domain(round, _WHOLE, index)
 
 
 def stream_key(steps: jax.Array, stream: int) -> jax.Array:

@@ -121,11 +121,11 @@ class Oracles:
         """Its number of examples."""
         return self._shard.size
 
-    def sample(self, key: jax.Array, size: int | None = None, only: str | None = None) -> Sample:
+    def sample(self, key: jax.Array, size: int | None = None, only: str | None = None, again: bool = False) -> Sample:
         """A fresh draw of the minibatches that a direction needs, uniform with replacement; all examples of the
         client where the run has no batch size. `size` overrides the run's; `only` draws for one level alone.
         In a loop over epochs the key of the step stands for the step's own minibatch; there another key needs a
-        `size`."""
+        `size`. `again`: it was drawn in another exchange of the round (by `round_key`), and is not counted anew."""
         index: dict[str, Index] = {}
         keys: dict[str, jax.Array] = {}
         for number, (name, level) in enumerate(self._problem.draws.items()):
@@ -134,7 +134,8 @@ class Oracles:
             index[name] = self._draw(name, key, number, size)
             if index[name] is not None and self._augment(level):
                 keys[name] = augment_key(key, number)
-        return Sample(index, keys, {name: self._problem.draws[name] for name in index}, self._stretch)
+        counted = {} if again else {name: self._problem.draws[name] for name in index}
+        return Sample(index, keys, counted, self._stretch)
 
     def _draw(self, name: str, key: jax.Array, number: int, size: int | None) -> Index:
         level, place = self._problem.draws[name], self._stretch.place

@@ -84,8 +84,9 @@ class Estimator(Protocol):
         """Refuses what it cannot be set to."""
         ...
 
-    def fields(self, client: Any, points: Sequence[Sequences], key: Any) -> list[Sequences]:
-        """The client's field at some points, on the same samples at all of them."""
+    def fields(self, client: Any, points: Sequence[Sequences], key: Any, size: int | None = None) -> list[Sequences]:
+        """The client's field at some points, on the same samples at all of them; `size`: of minibatches, if not the
+        run's."""
         ...
 
 

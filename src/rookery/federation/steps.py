@@ -1,4 +1,4 @@
-"""How much a client works in a round: steps, fixed, per client or random, or epochs. Imports keys and structs."""
+"""How much a client works in a round: steps (fixed, per client, by round, random) or epochs. Imports keys, structs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import numbers
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -71,6 +72,33 @@ class RandomSteps:
 
 
 @struct
+class StepsBy:
+    """Client i takes `of(i, t)` local steps in round t = 0, 1, ..., with both numbers traced: what it gives is taken to
+    be at least 1 and at most `most`.
+
+    Args:
+      of: the function, written with jax.numpy.
+      most: the largest number that it gives.
+    """
+
+    of: Callable[[Any, Any], Any] = dataclasses.field(metadata={"static": True})
+    most: int = dataclasses.field(metadata={"static": True})
+
+    def draw(self, index: jax.Array, round: Any) -> jax.Array:
+        return jnp.clip(jnp.asarray(self.of(index, round)), 1, self.most).astype(jnp.int32)
+
+    def largest(self) -> int:
+        return int(self.most)
+
+    def check(self, argument: str, population: int) -> None:
+        if not (callable(self.of) and is_count(self.most)):
+            raise InputError(
+                f"{argument}: StepsBy({self.of!r}, {self.most!r}) was given; a function of the client's number and the "
+                f"round's, and the most steps that it gives, a whole number from 1 to {LARGEST}, are needed"
+            )
+
+
+@struct
 class Epochs:
     """Every client goes through its examples `low` times, or `low` to `high` times, drawn anew in every round.
 
@@ -98,13 +126,15 @@ class Epochs:
             )
 
 
-Steps = int | FixedSteps | RandomSteps | Epochs
+Steps = int | FixedSteps | RandomSteps | StepsBy | Epochs
 """How much a client works in a round: a number of steps, or a schedule of them."""
 
 
-def draw_steps(steps: Steps, index: jax.Array, key: jax.Array) -> jax.Array:
+def draw_steps(steps: Steps, index: jax.Array, round: Any, key: jax.Array) -> jax.Array:
     """A client's number of local steps or epochs in a round; a plain number stays unbatched, so that vmap needs no
     masks."""
+    if isinstance(steps, StepsBy):
+        return steps.draw(index, round)
     if isinstance(steps, (RandomSteps, Epochs)):
         return steps.draw(index, stream_key(key, steps.stream))
     if isinstance(steps, FixedSteps):
@@ -114,16 +144,17 @@ def draw_steps(steps: Steps, index: jax.Array, key: jax.Array) -> jax.Array:
 
 def largest_steps(steps: Any) -> int:
     """The most local steps that any client can take."""
-    return steps.largest() if isinstance(steps, (FixedSteps, RandomSteps)) else int(steps)
+    return steps.largest() if isinstance(steps, (FixedSteps, RandomSteps, StepsBy)) else int(steps)
 
 
 def check_steps(argument: str, steps: Any, population: int, epochs: bool = False) -> None:
     """Refuses what is not a number of steps or a schedule of them; or of epochs, where these are allowed."""
-    allowed = (FixedSteps, RandomSteps, Epochs) if epochs else (FixedSteps, RandomSteps)
+    allowed = (FixedSteps, RandomSteps, StepsBy, *((Epochs,) if epochs else ()))
     if isinstance(steps, allowed):
         steps.check(argument, population)
     elif not is_count(steps):
-        others = "rk.FixedSteps, rk.RandomSteps or rk.Epochs" if epochs else "rk.FixedSteps or rk.RandomSteps"
+        names = [f"rk.{each.__name__}" for each in allowed]
+        others = f"{', '.join(names[:-1])} or {names[-1]}"
         raise InputError(f"{argument}: {steps!r} was given; {_count_for(steps)}, {others} is needed")
 
 

@@ -13,6 +13,7 @@ from rookery.experiments.experiment import Experiment, Options
 from rookery.federation.rates import Rates
 from rookery.reproduce.study import SIDE_BY_SIDE, Cell, Study, final, reached
 from rookery.tasks.hyperrep import HyperRep
+from rookery.tasks.models import Initial
 
 SOURCE = "*Communication-Efficient Federated Hypergradient Computation via Aggregated Iterative Differentiation*"
 
@@ -24,43 +25,7 @@ PAPER = {
     ("non-iid", 5): {"FedNest": (760, 0.9287), "FBO-AggITD": (305, 0.9388)},
 }
 EXCHANGES = 2000
-BATCH = 16  # of the figures
 REACHED, FINAL = reached(0.9), final(tolerance=0.005)
-
-
-def task(setting: str, quick: bool) -> HyperRep:
-    """The network 784-200-10 with its head as y; half or a fifth of a client's examples for validation."""
-    validation = 0.5 if setting == "iid" else 0.2
-    return HyperRep(hidden=16, validation=validation) if quick else HyperRep("mnist", hidden=200, validation=validation)
-
-
-def epoch(setting: str, batch: int) -> int:
-    """One epoch of the upper level: as many minibatches as its 300 or 120 examples fill."""
-    return math.ceil((300 if setting == "iid" else 120) / batch)
-
-
-def two_loops(
-    name: str, setting: str, batch: int, tau: int = 1, solver: str = "svrg", neumann_step: float = 0.01
-) -> tuple[Any, int]:
-    """A method of two loops with the paper's steps, and its exchanges a round: N = 1, T = 5, tau epochs above."""
-    small = name == "LFedNest" and setting == "non-iid"
-    shared: dict[str, Any] = {
-        "lr": Rates(x=0.005, y=0.001) if small else Rates(x=0.01, y=0.003),
-        "neumann_step": neumann_step,
-        "lower_steps": 5,
-        "upper_steps": tau * epoch(setting, batch),
-        "lower_solver": solver,
-    }
-    twice = int(solver == "svrg")  # the lower round has a second exchange
-    match name:
-        case "FBO-AggITD":
-            return AggITD(**shared), 4 + twice
-        case "FedNest":
-            return FedNest(neumann_terms=5, **shared), 9 + twice
-        case "LFedNest":
-            return LFedNest(neumann_terms=5, **shared), 2 + twice
-        case _:
-            raise ValueError(name)
 
 
 def options(setting: str, rounds: int, quick: bool, batch: int, every: int = 1) -> Options:
@@ -73,9 +38,6 @@ def options(setting: str, rounds: int, quick: bool, batch: int, every: int = 1) 
         batch_size=8 if quick else batch,
         every=every,
     )
-
-
-EXAMPLES = 600  # of a client
 
 
 @dataclass(frozen=True)
@@ -94,33 +56,60 @@ class Reading:
     epochs: bool = True
     ridge: float = 0.01
     validation: float = 0.2
-    init: str = "pytorch"
+    init: Initial = "pytorch"
 
     def part(self, setting: str) -> float:
         """The part of a client's examples that the upper level sees."""
         return 0.5 if setting == "iid" else self.validation
 
-    def steps(self, setting: str, tau: int) -> tuple[int, int]:
+    def steps(self, setting: str, tau: int, examples: int) -> tuple[int, int]:
         """Lower steps of a round, and upper ones: five inner iterations, and tau epochs."""
-        upper = round(EXAMPLES * self.part(setting))
+        upper = round(examples * self.part(setting))
         epoch = lambda examples: math.ceil(examples / self.batch)
-        return 5 * (epoch(EXAMPLES - upper) if self.epochs else 1), tau * epoch(upper)
+        return 5 * (epoch(examples - upper) if self.epochs else 1), tau * epoch(upper)
+
+    def task(self, setting: str, quick: bool, data: str = "mnist") -> HyperRep:
+        """A network whose hidden layer, of 200 units, is x and whose head is y."""
+        data, hidden = ("digits", 16) if quick else (data, 200)
+        return HyperRep(data, hidden=hidden, validation=self.part(setting), ridge=self.ridge, init=self.init)
+
+    def method(
+        self,
+        name: str,
+        setting: str,
+        tau: int = 1,
+        lr: Rates | None = None,
+        solver: str = "svrg",
+        neumann_step: float = 0.01,
+        examples: int = 600,
+    ) -> tuple[Any, int]:
+        """A method of two loops with the paper's numbers, N = 1 and T = 5, and its exchanges a round."""
+        lower, upper = self.steps(setting, tau, examples)
+        small = name == "LFedNest" and setting == "non-iid"
+        shared: dict[str, Any] = {
+            "lr": lr or (Rates(x=0.005, y=0.001) if small else Rates(x=0.01, y=0.003)),
+            "neumann_step": neumann_step,
+            "lower_steps": lower,
+            "upper_steps": upper,
+            "lower_solver": solver,
+        }
+        twice = int(solver == "svrg")  # the lower round has a second exchange
+        match name:
+            case "FBO-AggITD":
+                return AggITD(**shared), 4 + twice
+            case "FedNest":
+                return FedNest(neumann_terms=5, **shared), 9 + twice
+            case "LFedNest":
+                return LFedNest(neumann_terms=5, **shared), 2 + twice
+            case _:
+                raise ValueError(name)
 
     def experiment(self, name: str, setting: str, tau: int, quick: bool) -> Experiment:
-        """A method with the paper's numbers, read so."""
-        lower, upper = self.steps(setting, tau)
-        shared = {"lr": Rates(x=0.01, y=0.003), "neumann_step": 0.01, "lower_steps": lower, "upper_steps": upper}
-        method, exchanges = (AggITD(**shared), 5) if name == "FBO-AggITD" else (FedNest(neumann_terms=5, **shared), 10)
-        data, hidden = ("digits", 16) if quick else ("mnist", 200)
-        task = HyperRep(
-            data,
-            hidden=hidden,
-            validation=self.part(setting),
-            ridge=self.ridge,
-            init=self.init,  # type: ignore[arg-type]
-        )
+        """A cell of the table, read so."""
+        method, exchanges = self.method(name, setting, tau)
         rounds = (100 if quick else EXCHANGES) // exchanges
-        return Experiment("hyperrep", task, name, method, options(setting, rounds, quick, self.batch))
+        chosen = options(setting, rounds, quick, self.batch)
+        return Experiment("hyperrep", self.task(setting, quick), name, method, chosen)
 
 
 CHOSEN = Reading(64, ridge=0.0, validation=0.5)  # the closest of those in aggitd_readings.py

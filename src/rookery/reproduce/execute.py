@@ -21,6 +21,7 @@ from rookery.experiments.experiment import decisive
 from rookery.experiments.tune import Tuning, choose
 from rookery.files import read_json, slug, undamaged, write_text
 from rookery.metric import split
+from rookery.reproduce.code import digests
 from rookery.reproduce.study import Cell, Done, Study
 from rookery.runs.run import run as run_once
 from rookery.runs.sweep import sweep
@@ -38,13 +39,14 @@ def run_study(
     done, cells = {}, list(study.cells(quick))
     for number, cell in enumerate(cells):
         path = folder / f"{slug(cell.name)}.json"
-        asked = _asked(cell, seeds)
+        own = cell.seeds(seeds)
+        asked = _asked(cell, own)
         kept = _read(path, cell, asked)
         if kept is None and not run:
             continue
         if kept is None:
-            say(f"{study.name}: {cell.name} ({number + 1} of {len(cells)}), {seeds} seed{'s' * (seeds > 1)}")
-            kept = run_cell(cell, seeds, say)
+            say(f"{study.name}: {cell.name} ({number + 1} of {len(cells)}), {own} seed{'s' * (own > 1)}")
+            kept = run_cell(cell, own, say)
             _write(path, kept, asked)
             say(f"  {kept.seconds:.1f} s")
         done[cell.name] = kept
@@ -83,7 +85,8 @@ def run_cell(cell: Cell, seeds: int, say: Callable[[str], Any] = lambda text: No
             results = [run_once(**(experiments[s].arguments(assembled[s]) | shared)) for s in numbers]
     seconds = time.perf_counter() - begun
     histories = [result.history for result in results]
-    return Done(cell, histories, seconds, made_by, str(jax.devices()[0].device_kind), tuning)
+    code = digests(cell.experiment.task, method)
+    return Done(cell, histories, seconds, made_by, str(jax.devices()[0].device_kind), tuning, code)
 
 
 def _start_alike(one: Assembly, other: Assembly) -> bool:
@@ -133,13 +136,15 @@ def _read(path: Path, cell: Cell, asked: Mapping[str, Any]) -> Done | None:
         columns = kept["columns"]
         histories = [Table([dict(zip(columns, row, strict=True)) for row in rows]) for rows in kept["histories"]]
         tuning = Tuning.from_json(kept["tuning"]) if "tuning" in kept else None
-        return Done(cell, histories, float(kept["seconds"]), str(kept["commit"]), str(kept["device"]), tuning)
+        made_by = str(kept["commit"]), str(kept["device"])
+        return Done(cell, histories, float(kept["seconds"]), *made_by, tuning, kept.get("code", {}))
 
 
 def _write(path: Path, done: Done, asked: Mapping[str, Any]) -> None:
     columns, tuning = done.histories[0].columns, done.tuning
     rows: Sequence[Any] = [[[row.get(name) for name in columns] for row in h.rows] for h in done.histories]
     kept = {"asked": asked, "seconds": done.seconds, "commit": done.commit, "device": done.device, "columns": columns}
+    kept["code"] = dict(done.code)
     if tuning is not None:
         kept["tuning"] = tuning.to_json()
     write_text(path, json.dumps(kept | {"histories": rows}))

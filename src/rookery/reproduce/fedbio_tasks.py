@@ -8,7 +8,7 @@ from rookery.algorithms.fedbio import FedBiO
 from rookery.algorithms.fedbioacc import FedBiOAcc
 from rookery.experiments.experiment import Experiment, Options
 from rookery.federation.rates import Rates
-from rookery.reproduce.aggitd import options, task
+from rookery.reproduce.aggitd import CHOSEN, options
 from rookery.reproduce.fedbio import SOURCE
 from rookery.reproduce.study import Cell, Claim, Done, Last, Measure, Study, fewer, higher
 from rookery.tasks.cleaning import Cleaning
@@ -38,7 +38,9 @@ def cells(quick: bool) -> list[Cell]:
         ("FedBiOAcc, I = 15", FedBiOAcc(lr=Rates(x=0.1, y=0.03, v=0.03), local_steps=15, delta=4.6, offset=100.0), 2),
     ):
         shared = options("non-iid", (20 if quick else 200) // exchanges, quick, 32, every=2)
-        found.append(Cell(name, REPRESENTATION, Experiment("hyperrep", task("non-iid", quick), name, method, shared)))
+        found.append(
+            Cell(name, REPRESENTATION, Experiment("hyperrep", CHOSEN.task("non-iid", quick), name, method, shared))
+        )
     fair = Fairness(data)
     chosen = Options(
         rounds=20 if quick else 300, clients=20, cohort=0, partition="longtail:0.05+shards:1", every=3, batch_size=16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from rookery.federation.rates import Rates
 from rookery.federation.server import PerSequence
 from rookery.federation.server_optimiser import named_optimiser
 from rookery.federation.steps import RandomSteps
-from rookery.reproduce.aggitd import options, task
+from rookery.reproduce.aggitd import CHOSEN, options
 from rookery.reproduce.study import SIDE_BY_SIDE, Cell, Claim, Done, Search, Study, final, reached, summary
 
 BATCH = 32
@@ -31,10 +32,13 @@ TRIED = 250  # exchanges of each setting that is tried
 LEVELS = (0.90, 0.95, 0.97)
 GOALS = {"iid": 15, "non-iid": 40}  # exchanges to 90 %
 PAPERS = {"iid": 195, "non-iid": 305}  # the best of aggitd-table2
+SMALL = ("SimFBO", "FedBiO", "FBO-AggITD")  # what the small version runs
+ALSO = ("SimFBO", "SimFBO, control variates", "FBO-AggITD")  # run with the library's initial values, too
+LIBRARY = "the library's initial values"
 
 # What a method chooses from: rates of x, those of the other sequences, numbers of local steps. Methods that need
 # smaller rates have their own: where the common ones were given, they took the smallest, or diverged with all.
-UPPER, LOWER, STEPS = (0.03, 0.1, 0.3, 0.6), (0.03, 0.1, 0.3), (5, 15, 40)
+UPPER, LOWER, STEPS = (0.03, 0.1, 0.3, 0.6), (0.03, 0.1, 0.3), (10, 40, 120)
 SMALLER = {"upper": (0.01, 0.03, 0.1, 0.3), "lower": (0.01, 0.03, 0.1)}
 SMALLEST = {"upper": (0.003, 0.01, 0.03, 0.1), "lower": (0.003, 0.01, 0.03)}
 
@@ -105,18 +109,34 @@ def methods() -> dict[str, tuple[int, tuple[Any, ...]]]:
 
 
 def cells(quick: bool) -> list[Cell]:
-    """Every method, iid and with two label-sorted shards per client; in the small version three of them, iid."""
+    """Every method, iid and with two label-sorted shards per client, tuned and, where a paper has them, at published
+    rates; some also with the library's initial values. In the small version three of them, iid."""
     found = []
-    small = ("SimFBO", "FedBiO", "FBO-AggITD")
     for setting, name in itertools.product(GOALS, methods()):
-        if not quick or (setting == "iid" and name in small):
-            exchanges, settings = methods()[name]
-            rounds = (20 if quick else EXCHANGES) // exchanges
-            chosen = options(setting, rounds, quick, BATCH, every=1)
-            search = Search(settings[:2], 10) if quick else Search(settings, TRIED)
-            experiment = Experiment("hyperrep", task(setting, quick), name, settings[0], chosen)
-            found.append(Cell(name, setting, experiment, search=search))
+        if quick and (setting != "iid" or name not in SMALL):
+            continue
+        exchanges, settings = methods()[name]
+        search = Search(settings[:2], 10) if quick else Search(settings, TRIED)
+        place = CHOSEN.task(setting, quick)
+        found.append(_cell(name, setting, place, settings[0], exchanges, quick, search))
+        if not quick and name in ALSO:
+            place = dataclasses.replace(place, init="fan_in")
+            found.append(_cell(name, f"{setting}, {LIBRARY}", place, settings[0], exchanges, quick, search))
+    for setting in () if quick else GOALS:
+        place, rates = CHOSEN.task(setting, quick), Rates(y=0.2, v=0.1, x=0.05)
+        found.append(_cell("SimFBO, published", setting, place, SimFBO(lr=rates, server_lr=rates), 1, quick))
+        for name, tau in (("FBO-AggITD", 5), ("FedNest", 5), ("LFedNest", 1)):
+            found.append(_cell(f"{name}, published", setting, place, *CHOSEN.method(name, setting, tau), quick))
     return found
+
+
+def _cell(
+    row: str, column: str, place: Any, method: Any, exchanges: int, quick: bool, search: Search | None = None
+) -> Cell:
+    """A method as it is, with the minibatches of aggitd-table2, or the best of a search."""
+    setting, batch = column.partition(",")[0], CHOSEN.batch if search is None else BATCH
+    chosen = options(setting, (20 if quick else EXCHANGES) // exchanges, quick, batch)
+    return Cell(row, column, Experiment("hyperrep", place, row.partition(",")[0], method, chosen), search=search)
 
 
 MEASURES = tuple(reached(level, axis) for level in LEVELS for axis in ("exchanges", "megabytes", "gradients"))
@@ -160,8 +180,12 @@ FRONTIER = Study(
     source="Our own comparison, on the setting of aggitd-table2",
     settings=f"""
 Hyper-representation on MNIST with 100 clients, 10 a round, a network 784-200-10 whose hidden layer is x and whose head
-is y, iid (half of a client's examples for validation) and with two label-sorted shards per client (a fifth), as in
-aggitd-table2; minibatches of {BATCH} for everyone.
+is y, iid and with two label-sorted shards per client, half of a client's examples for validation, no ridge, PyTorch's
+initial values, as in [aggitd-table2](aggitd-table2.md); minibatches of {BATCH} for everyone. Three methods also with
+{LIBRARY}, normal weights of three times PyTorch's variance.
+
+**Published** rows are not tuned: SimFBO with one local step and 0.2, 0.1 and 0.05 for y, v and x; the others as in
+aggitd-table2, with tau = 5 (LFedNest 1), all with minibatches of {CHOSEN.batch}.
 
 **Tuning.** Every method has the same budget in either setting: {TRIALS} settings of {TRIED} exchanges each, which are
 {TRIALS * TRIED:,} exchanges, with seed 0. They are the combinations of four rates of x, three of the other sequences

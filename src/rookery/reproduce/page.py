@@ -13,9 +13,14 @@ from rookery.experiments.compare import cost
 from rookery.experiments.experiment import COHORT
 from rookery.experiments.tune import Tuning, settings
 from rookery.files import write_text
+from rookery.reproduce.code import changed, digests
 from rookery.reproduce.study import Claim, Done, Last, Measure, Study, Summary, summary
 from rookery.runs.plot import plot_panels
 from rookery.runs.table import Table
+
+REPRODUCED, BETTER, WORSE = "reproduced", "better", "worse"
+NO_NUMBER, NO_YARDSTICK = "no number given", "no yardstick"
+MARKS = {REPRODUCED: "✓", BETTER: "▲", WORSE: "✗"}
 
 
 def rows_of(study: Study, done: Mapping[str, Done], quick: bool = False) -> Table:
@@ -36,7 +41,8 @@ def rows_of(study: Study, done: Mapping[str, Done], quick: bool = False) -> Tabl
                     "reached": found.reached,
                     "seeds": found.seeds,
                     "diverged": sum(each.diverged),
-                    "verdict": "no yardstick"
+                    "published spread": each.cell.published_spread.get(measure.name, 0.0),
+                    "verdict": NO_YARDSTICK
                     if quick
                     else verdict(
                         measure,
@@ -54,17 +60,19 @@ def rows_of(study: Study, done: Mapping[str, Done], quick: bool = False) -> Tabl
 
 
 def verdict(measure: Measure, ours: float, all_reached: bool, paper: float, spread: float = 0.0) -> str:
-    """Whether a number counts as the paper's: better, within the tolerance, or not reproduced."""
+    """Whether a number counts as the paper's: reproduced, within the tolerance on either side; better; or worse."""
     if math.isnan(paper):
-        return "no number given"
+        return NO_NUMBER
     if math.isinf(paper):  # the paper never got there
-        return "better" if all_reached else "reproduced"
+        return BETTER if all_reached else REPRODUCED
     if not all_reached:
-        return "not reproduced"
-    better = ours >= paper if measure.rising else ours <= paper
-    if better:
-        return "better"
-    return "within tolerance" if measure.holds(ours, paper, spread) else "not reproduced"
+        return WORSE
+    return {0: REPRODUCED, 1: BETTER, -1: WORSE}[measure.side(ours, paper, spread)]
+
+
+def cause_of(study: Study, name: str) -> str:
+    """The cause that was found of a number that is not the paper's, or of a claim that does not hold."""
+    return next((text for part, text in study.causes.items() if part in name), "No cause found yet.")
 
 
 def write_page(study: Study, done: Mapping[str, Done], folder: Path, command: str, quick: bool) -> Path:
@@ -74,8 +82,18 @@ def write_page(study: Study, done: Mapping[str, Done], folder: Path, command: st
     table.to_csv(folder / f"{name}.csv")
     plot(study, done, folder / f"{name}.png")
     page = folder / f"{name}.md"
+    claims = _claims(study, done, quick)
+    if claims:
+        rows = [{"claim": claim.text, "holds": claim.holds, "found": claim.found} for claim in claims]
+        Table(rows).to_csv(folder / f"{name}.claims.csv")
     write_text(page, render(study, done, table, name, command, quick))
     return page
+
+
+def _claims(study: Study, done: Mapping[str, Done], quick: bool) -> list[Claim]:
+    """What can be judged of what was run: nothing quickly, and of some studies nothing where cells are missing."""
+    missing = [cell for cell in study.cells(quick) if cell.name not in done]
+    return [] if quick or (missing and not study.claims_of_parts) else list(study.claims(done))
 
 
 def plot(study: Study, done: Mapping[str, Done], path: Path) -> None:
@@ -109,9 +127,13 @@ def plot(study: Study, done: Mapping[str, Done], path: Path) -> None:
 def render(study: Study, done: Mapping[str, Done], table: Table, name: str, command: str, quick: bool) -> str:
     """The page."""
     missing = [cell.name for cell in study.cells(quick) if cell.name not in done]
-    claims = [] if quick or (missing and not study.claims_of_parts) else list(study.claims(done))
-    any_cell = next(iter(done.values()))
-    seconds, seeds = sum(each.seconds for each in done.values()), len(any_cell.histories)
+    claims = _claims(study, done, quick)
+    seconds = sum(each.seconds for each in done.values())
+    by_seeds: dict[int, list[str]] = {}
+    for each in done.values():
+        by_seeds.setdefault(len(each.histories), []).append(each.cell.column or each.cell.row)
+    seeds = max(by_seeds)
+    rest = [f"{number} in {'; '.join(dict.fromkeys(of))}" for number, of in by_seeds.items() if number < seeds]
     natural = all(each.cell.experiment.options.partition == "natural" for each in done.values())
     drawn = "initial values" if natural else "partition, initial values"
     commits, devices = ({getattr(each, key) for each in done.values()} for key in ("commit", "device"))
@@ -121,7 +143,8 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
         f"{study.source}.",
         f"Made again by `{command}`, in {seconds:.0f} s of its cells together, on {', '.join(sorted(devices))}, at "
         f"commit {', '.join(sorted(commits))},",
-        f"with {seeds} seeds (0 to {seeds - 1}; each draws its own {drawn} and minibatches).",
+        f"with {seeds} seeds (0 to {seeds - 1}; each draws its own {drawn} and minibatches)"
+        + (f"; {', '.join(rest)}." if rest else "."),
         "",
     ]
     if quick:
@@ -147,6 +170,8 @@ def render(study: Study, done: Mapping[str, Done], table: Table, name: str, comm
     lines += [f"## {study.misses_heading}", "", *_missed(study, table, claims, missing, quick), ""]
     if missing:
         lines += ["## Not run", "", *(f"- {name}" for name in missing), ""]
+    if older := _older(done):
+        lines += ["## Older than the code", "", *older, ""]
     lines += ["Seconds of each cell, compilation included: " + _seconds(done) + ".", ""]
     return "\n".join(lines)
 
@@ -207,14 +232,14 @@ def _empty(row: Mapping) -> bool:
 
 def _tables(study: Study, done: Mapping[str, Done], table: Table) -> list[str]:
     """The grids in markdown, and what their marks mean."""
-    compared = any(not math.isnan(row["paper"]) and row["verdict"] != "no yardstick" for row in table.rows)
+    compared = any(not math.isnan(row["paper"]) and row["verdict"] != NO_YARDSTICK for row in table.rows)
     lines = []
     for grid in grids(study, table, study.by_setting):
         lines += [f"**{grid.heading}**: ours ± spread{' (paper), mark' if compared else ''}", ""]
         lines += [f"| | {' | '.join(grid.columns)} |", "|---" * (len(grid.columns) + 1) + "|"]
         lines += [f"| {' | '.join(row)} |" for row in grid.rows] + [""]
     if compared:
-        lines += ["✓ at least as good as the paper's number, or within the tolerance; ✗ not reproduced."]
+        lines += ["✓ reproduced, within the tolerance on either side; ▲ better than that; ✗ worse."]
         lines += [_tolerances(study, any(each.cell.published_spread for each in done.values()))]
     lines += [_grain(study, done)]
     if any(row["diverged"] for row in table.rows):
@@ -264,30 +289,42 @@ def _tuned(tuned: Mapping[str, Tuning]) -> list[str]:
 def cell_text(measure: Measure, row: Mapping) -> str:
     """One cell: ours ± spread (the paper's), and a mark."""
     ours = Summary(row["ours"], row["spread"], row["reached"], row["seeds"]).show(measure)
-    if row["verdict"] in ("no number given", "no yardstick"):
+    if row["verdict"] in (NO_NUMBER, NO_YARDSTICK):
         return ours
-    mark = "✗" if row["verdict"] == "not reproduced" else "✓"
-    return f"{ours} ({measure.show(row['paper'])}) {mark}"
+    return f"{ours} ({measure.show(row['paper'])}) {MARKS[row['verdict']]}"
 
 
 def _missed(study: Study, table: Table, claims: list[Claim], missing: list[str], quick: bool) -> list[str]:
-    """What was not reproduced, each with the cause that was found."""
+    """What was not reproduced, on either side, each with the cause that was found."""
     if quick:
         return ["The quick version is no reproduction."]
-    missed = [row for row in table.rows if row["verdict"] == "not reproduced"]
-    names = [f"{row['method']}, {row['setting']}: {row['measure']}" for row in missed]
+    missed = [row for row in table.rows if row["verdict"] in (BETTER, WORSE)]
+    cell = lambda row: f"{row['method']}, {row['setting']}" if row["setting"] else row["method"]
+    names = [f"{cell(row)}: {row['measure']} ({row['verdict']})" for row in missed]
     names += [claim.text for claim in claims if not claim.holds]
     if not names:
         compared = any(not math.isnan(row["paper"]) for row in table.rows)
-        good = ["every number is at least as good as the paper's, or within the tolerance"] if compared else []
+        good = ["every number is within the tolerance of the paper's"] if compared else []
         good += ["every claim holds"] if claims else []
         whole = f"Nothing: {', and '.join(good)}." if good else "Nothing was claimed."
         return [f"{whole}{' That is of what was run.' if missing else ''}"]
     by_cause: dict[str, list[str]] = {}
     for name in names:
-        cause = next((text for part, text in study.causes.items() if part in name), "no cause found yet")
-        by_cause.setdefault(cause, []).append(name)
+        by_cause.setdefault(cause_of(study, name), []).append(name)
     return [f"- {'; '.join(names)}. {cause}" for cause, names in by_cause.items()]
+
+
+def _older(done: Mapping[str, Done]) -> list[str]:
+    """Which cells were made by other code than there is, and what has changed since."""
+    found: dict[str, list[str]] = {}
+    for name, each in done.items():
+        if not each.code:
+            continue  # of a time when cells did not know
+        method = each.tuning.method if each.tuning else each.cell.experiment.method
+        since = changed(each.code, digests(each.cell.experiment.task, method))
+        if since:
+            found.setdefault(", ".join(module.removeprefix("rookery.") for module in since), []).append(name)
+    return [f"- {'; '.join(names)}: made before a change of {what}." for what, names in found.items()]
 
 
 def _seconds(done: Mapping[str, Done]) -> str:

@@ -17,6 +17,7 @@ from rookery.reproduce.fedmsa import LOSS_TUNING, MCO
 from rookery.reproduce.fedvra_u import SEMI_SUPERVISED
 from rookery.reproduce.flamby import FLAMBY
 from rookery.reproduce.frontier import FRONTIER
+from rookery.reproduce.index import write_index
 from rookery.reproduce.page import write_page
 from rookery.reproduce.study import Done, Study
 
@@ -25,6 +26,7 @@ _ALL = (
     READINGS_STUDY,
     aggitd_figures.FIGURE3,
     aggitd_figures.FIGURE4,
+    aggitd_figures.FIGURE5,
     aggitd_figures.FIGURE6,
     aggitd_figures.FIGURE7,
     simfbo.FIGURE2,
@@ -83,4 +85,7 @@ def reproduce(
     if not done:
         raise InputError(f"study: no cell of {name} with {seeds} seeds is done under {str(out)!r}; run some first")
     command = f"rookery reproduce {name} --seeds {seeds}{' --quick' if quick else ''}"
-    return write_page(study, done, Path(out), command, quick), done
+    page = write_page(study, done, Path(out), command, quick)
+    if not quick:
+        write_index(Path(out), STUDIES.values())
+    return page, done

@@ -26,8 +26,8 @@ class Measure:
       name: what tables call it.
       of: the number; infinite where it was never reached.
       rising: whether larger is better.
-      tolerance: how much worse than the paper's it may be, in its own unit.
-      factor: how many times worse it may be.
+      tolerance: how far from the paper's it may be, on either side, in its own unit.
+      factor: how many times the paper's it may be, or the paper's this.
       percent: whether it is shown in percent.
     """
 
@@ -38,10 +38,11 @@ class Measure:
     factor: float = 1.0
     percent: bool = False
 
-    def holds(self, ours: float, paper: float, spread: float = 0.0) -> bool:
-        """Whether our number is at least as good as the paper's, or within the tolerance or the published spread."""
+    def side(self, ours: float, paper: float, spread: float = 0.0) -> int:
+        """0: within the tolerance or the published spread of the paper's; 1: better than that; -1: worse."""
         slack = max(self.tolerance, spread)
-        return ours >= paper / self.factor - slack if self.rising else ours <= paper * self.factor + slack
+        above, below = ours > paper * self.factor + slack, ours < paper / self.factor - slack
+        return (int(above) - int(below)) * (1 if self.rising else -1)
 
     def show(self, value: float) -> str:
         """The number as a table has it."""
@@ -105,9 +106,9 @@ class Jumps:
         return float(np.mean(changes)) if changes.size else math.nan
 
 
-def reached(level: float, axis: str = "exchanges", metric: str = "accuracy") -> Measure:
-    """What was spent when an accuracy was first there."""
-    return Measure(f"{axis} to {100 * level:g} %", First(axis, metric, level), rising=False)
+def reached(level: float, axis: str = "exchanges", metric: str = "accuracy", factor: float = 1.1) -> Measure:
+    """What was spent when an accuracy was first there; to a tenth, by default."""
+    return Measure(f"{axis} to {100 * level:g} %", First(axis, metric, level), rising=False, factor=factor)
 
 
 def final(metric: str = "accuracy", tolerance: float = 0.0) -> Measure:
@@ -135,11 +136,16 @@ class Cell:
     experiment: Experiment
     paper: Mapping[str, float] = field(default_factory=dict)
     search: Search | None = None
-    published_spread: Mapping[str, float] = field(default_factory=dict)  # how much worse it may be, by measure
+    published_spread: Mapping[str, float] = field(default_factory=dict)  # how far it may be, by measure
+    most_seeds: int | None = None  # where it is run with fewer than the others, to save time
 
     @property
     def name(self) -> str:
         return f"{self.row}, {self.column}" if self.column else self.row
+
+    def seeds(self, asked: int) -> int:
+        """How many seeds it is run with."""
+        return min(asked, self.most_seeds or asked)
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,7 @@ class Done:
     commit: str
     device: str
     tuning: Tuning | None = None
+    code: Mapping[str, str] = field(default_factory=dict)  # digests of the modules that made it
 
     @property
     def diverged(self) -> list[bool]:
@@ -196,7 +203,8 @@ class Study:
       claims_heading, misses_heading: what the page calls them, and what does not hold.
       claims_of_parts: whether the claims can be checked when some cells are missing.
       remarks: what is to be said of the numbers, in markdown.
-      causes: why a cell misses the paper's number, by its name or part of it.
+      causes: why a number is not the paper's, or a claim does not hold, by its name or part of it; of a number that
+        is "CELL: MEASURE (better)" or "(worse)". The first that fits counts.
       axes, metric: what the figure shows: the metric against each.
       logarithmic, log_metric: whether the axes are, and the metric.
       lowest: the lowest value of the metric that the figure shows; None: all.

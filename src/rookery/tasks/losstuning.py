@@ -15,7 +15,7 @@ from rookery.data.partitions import LongTail, Partition
 from rookery.problems.bilevel import Bilevel
 from rookery.tasks.base import Assembly, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, on_test
-from rookery.tasks.models import Network, OfClasses, cross_entropy, squared_norm
+from rookery.tasks.models import Initial, Network, OfClasses, cross_entropy, squared_norm
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class LossTuning:
     """Weight of |y|^2 / 2 in the lower loss."""
     validation: float = 0.5
     """Part of each client's examples that the upper level sees."""
+    init: Initial = "fan_in"
+    """How layers start: fan_in, normal of variance 1 / inputs; he, twice that; pytorch, as PyTorch's do."""
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -78,7 +80,7 @@ class LossTuning:
             ridge=(self.ridge >= 0, "a number that is not negative"),
         )
         dataset = find_dataset(self.data, tuning)
-        network = find_network("mlp", dataset, self.widths, ("mlp",))
+        network = find_network("mlp", dataset, self.widths, ("mlp",), self.init)
         federation = dataset.partition(
             LongTail(self.tail, partition), clients=clients, seed=seed, validation=self.validation
         )

@@ -16,7 +16,7 @@ from rookery.problems.kinds import Joint
 from rookery.problems.sets import Simplex
 from rookery.tasks.base import Assembly, augmentation, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, label_mix, on_test
-from rookery.tasks.models import Network
+from rookery.tasks.models import Initial, Network
 from rookery.vectors import Values
 
 
@@ -61,6 +61,8 @@ class SemiSupervised:
     """How much an example with a pseudo-label counts."""
     augment: bool = False
     """Whether images are cropped and flipped at random."""
+    init: Initial = "fan_in"
+    """How layers start: fan_in, normal of variance 1 / inputs; he, twice that; pytorch, as PyTorch's do."""
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -78,7 +80,7 @@ class SemiSupervised:
             weight=(self.weight >= 0, "a number that is not negative"),
         )
         dataset = find_dataset(self.data, tuning)
-        network = find_network(self.model, dataset, self.hidden, ("mlp", "lenet", "cnn"))
+        network = find_network(self.model, dataset, self.hidden, ("mlp", "lenet", "cnn"), self.init)
         parts = partition.assign(dataset.train["label"], clients, seed)
         records = [
             {
