@@ -83,8 +83,12 @@ class Reading:
         neumann_step: float = 0.01,
         examples: int = 600,
     ) -> tuple[Any, int]:
-        """A method of two loops with the paper's numbers, N = 1 and T = 5, and its exchanges a round."""
+        """A method of two loops with the paper's numbers, N = 1 and T = 5, and its exchanges a round.
+
+        LFedNest takes tau steps above, as in FedNest's public code: with epochs of them it diverges non-iid.
+        """
         lower, upper = self.steps(setting, tau, examples)
+        upper = tau if name == "LFedNest" else upper
         small = name == "LFedNest" and setting == "non-iid"
         shared: dict[str, Any] = {
             "lr": lr or (Rates(x=0.005, y=0.001) if small else Rates(x=0.01, y=0.003)),

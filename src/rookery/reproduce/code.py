@@ -13,7 +13,9 @@ import rookery
 
 PACKAGE = "rookery"
 ROOTS = ("rookery.runs.run", "rookery.runs.sweep")  # what runs any cell
-APART = ("rookery.cli", "rookery.reproduce", "rookery.experiments")  # ask for cells, and change no number in them
+# What asks for cells, and engines that run none: a change there changes no number.
+APART = ("rookery.cli", "rookery.reproduce", "rookery.experiments")
+ENGINES, USED = "rookery.engines.", ("rookery.engines.base", "rookery.engines.local")
 
 
 def digests(*objects: Any, root: Path | None = None) -> dict[str, str]:
@@ -23,7 +25,9 @@ def digests(*objects: Any, root: Path | None = None) -> dict[str, str]:
     waiting = [*ROOTS, *(type(each).__module__ for each in objects)]
     while waiting:
         name = waiting.pop()
-        if name in found or name == PACKAGE or not name.startswith(f"{PACKAGE}.") or name.startswith(APART):
+        if name in found or not name.startswith(f"{PACKAGE}.") or name.startswith(APART):
+            continue
+        if name.startswith(ENGINES) and name not in USED:
             continue
         digest, imported = _looked_at(folder, name)
         if digest:

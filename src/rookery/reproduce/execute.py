@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from rookery.errors import AdviceWarning, DivergenceWarning
-from rookery.experiments.codec import encode
+from rookery.experiments.codec import decode, encode
 from rookery.experiments.experiment import decisive
 from rookery.experiments.tune import Tuning, choose
 from rookery.files import read_json, slug, undamaged, write_text
@@ -129,15 +129,22 @@ def _read(path: Path, cell: Cell, asked: Mapping[str, Any]) -> Done | None:
     again = "; remove it, and the cell is run again"
     kept = read_json(path, "cell", again)
     with undamaged(path, "cell", again):
-        # An option that a task did not have then had the value that is its default now.
-        task = json.loads(json.dumps(dataclasses.asdict(type(cell.experiment.task)()))) | kept["asked"]["task"]
-        if decisive(kept["asked"] | {"task": task}) != asked:
+        if _as_of_now(kept["asked"], cell) != asked:
             return None
         columns = kept["columns"]
         histories = [Table([dict(zip(columns, row, strict=True)) for row in rows]) for rows in kept["histories"]]
         tuning = Tuning.from_json(kept["tuning"]) if "tuning" in kept else None
         made_by = str(kept["commit"]), str(kept["device"])
         return Done(cell, histories, float(kept["seconds"]), *made_by, tuning, kept.get("code", {}))
+
+
+def _as_of_now(asked: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
+    """What was asked for then: an option that a task or a method did not have had the value that is its default now."""
+    again = lambda methods: encode(decode(methods))
+    task = dataclasses.asdict(type(cell.experiment.task)()) | asked["task"]
+    search = asked.get("search")
+    more = {} if search is None else {"search": search | {"methods": again(search["methods"])}}
+    return decisive({**asked, "task": task, "method": again(asked["method"]), **more})
 
 
 def _write(path: Path, done: Done, asked: Mapping[str, Any]) -> None:
