@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -72,23 +72,28 @@ class RiskAverse:
     """Smoothing of the square root."""
     noise: float = 0.1
     """Standard deviation of the noise in b."""
+    truth: Literal["unit", "gaussian"] = "unit"
+    """The signal: of length 1, or standard normal."""
+    adjoint: Literal["tracked", "local"] = "tracked"
+    """How gradients pass the levels: tracked, exact when clients differ; local, by products of a client's own."""
 
     @property
     def rates(self) -> Mapping[str, float]:
-        inner = dict.fromkeys(("z1", "z2", "w1", "w2"), 0.2)
-        return {"x": 0.001, **inner}
+        inner = ("z1", "z2", "w1", "w2") if self.adjoint == "tracked" else ("z1", "z2")
+        return {"x": 0.001 if self.truth == "unit" else 0.0001, **dict.fromkeys(inner, 0.2)}
 
     @property
     def batch_size(self) -> int | None:
         return None
 
     def measurements(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """a ~ N(0, S) with S positive definite, b = (a'u)^2 + noise for a unit vector u; float64."""
+        """a ~ N(0, S) with S positive definite, b = (a'u)^2 + noise for the signal u; float64."""
         rng = np.random.default_rng(seed)
         root = np.eye(self.dimension) + 0.3 * rng.normal(size=(self.dimension, self.dimension)) / self.dimension**0.5
         a = rng.normal(size=(self.examples, self.dimension)) @ root
         u = rng.normal(size=self.dimension)
-        return a, (a @ (u / np.linalg.norm(u))) ** 2 + self.noise * rng.normal(size=self.examples)
+        u = u / np.linalg.norm(u) if self.truth == "unit" else u
+        return a, (a @ u) ** 2 + self.noise * rng.normal(size=self.examples)
 
     def solution(self, seed: int) -> np.ndarray:
         """+x*, by damped Newton steps on the whole objective in float64, from the spectral estimate of u."""
@@ -97,6 +102,7 @@ class RiskAverse:
             value = lambda x: objective(x, jnp.asarray(a), jnp.asarray(b), self.lam, self.delta)
             value, gradient, hessian = jax.jit(value), jax.jit(jax.grad(value)), jax.jit(jax.hessian(value))
             x = np.linalg.eigh((a * b[:, None]).T @ a)[1][:, -1]
+            x = x * np.sqrt(max(b.mean(), 0.0) / np.mean((a @ x) ** 2))
             for _ in range(200):
                 g, H = np.asarray(gradient(x)), np.asarray(hessian(x))
                 shift = max(0.0, 1e-6 - np.linalg.eigvalsh(H)[0])
@@ -116,6 +122,8 @@ class RiskAverse:
             lam=(self.lam >= 0, "a number that is not negative"),
             delta=(self.delta > 0, "a positive number"),
             noise=(self.noise >= 0, "a number that is not negative"),
+            truth=(self.truth in ("unit", "gaussian"), "unit or gaussian"),
+            adjoint=(self.adjoint in ("tracked", "local"), "tracked or local"),
         )
         check_fits("task.examples", self.examples, "what is measured", 16 * self.examples * self.dimension)
         a, b = self.measurements(seed)
@@ -123,7 +131,7 @@ class RiskAverse:
         parts = partition.assign(labels, clients, seed)
         used = np.concatenate(parts)
         return Assembly(
-            problem=Compositional((mean_map, spread_map, Risk(self.lam, self.delta))),
+            problem=Compositional((mean_map, spread_map, Risk(self.lam, self.delta)), adjoint=self.adjoint),
             clients=federate([{"a": a[own], "b": b[own]} for own in parts], weights="size"),
             x=lambda key: jax.random.normal(key, (self.dimension,), jnp.float32) / self.dimension**0.5,
             metrics=Metric(Closeness(self.lam, self.delta), a=a[used], b=b[used], solution=self.solution(seed)),
