@@ -20,6 +20,7 @@ from rookery.reproduce.frontier import FRONTIER
 from rookery.reproduce.index import write_index
 from rookery.reproduce.page import write_page
 from rookery.reproduce.study import Done, Study
+from rookery.reproduce.theory import THEORY
 
 _ALL = (
     TABLE2,
@@ -43,6 +44,7 @@ _ALL = (
     TASKS,
     FRONTIER,
     FLAMBY,
+    THEORY,
 )
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 
