@@ -223,7 +223,7 @@ def test_fedbioacc_cleans_data_whose_weights_stay_with_their_clients():
 
 
 def test_steps_may_be_a_function_of_client_and_round():
-    """Client i takes 1 + (i + t) % 3 steps in round t: with a constant slope of 1, as far it goes."""
+    """Client i takes 1 + (i * i + t) % 3 steps in round t: with a constant slope of 1, so far it goes."""
     clients = rk.federate([{"a": np.ones(1)} for _ in range(3)])
     method = rk.FedAvg(lr=rk.Rates(1.0), local_steps=rk.StepsBy(lambda i, t: 1 + (i * i + t) % 3, most=3))
     result = rk.run(rk.Single(lambda x, e: -x * e["a"]), method, clients, x=0.0, rounds=2)

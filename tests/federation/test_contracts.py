@@ -78,6 +78,9 @@ def test_steps_draw_what_they_promise():
         (rk.FixedSteps([1, 0, 2]), "local_steps: 0 was given"),
         (rk.RandomSteps(3, 2), "local_steps: RandomSteps(3, 2) was given"),
         (rk.StepsBy(lambda i, t: 1, 0), "local_steps: StepsBy("),
+        (rk.StepsBy(lambda i, t: 2.5, 3), "one whole number is needed"),
+        (rk.StepsBy(lambda i, t: [1, 2], 3), "one whole number is needed"),
+        (rk.StepsBy(lambda i, t: 1 if t > 0 else 2, 3), "local_steps: StepsBy's function of a traced"),
     ],
 )
 def test_bad_steps_are_refused(steps, sentence):

@@ -55,7 +55,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
 }
 
 # File -> mutants that no check can catch, and why.
-_FACTOR = "LFedNest.descend.step.term | fresh = client.sample(jax.random.fold_in(key, t + 1), only='lower') | "
+_FACTOR = "LFedNest.descend.one_term.term | fresh = client.sample(jax.random.fold_in(key, t + 1), only='lower') | "
 _NEXT = (
     "AggITD.aggregate.next_z | return jax.tree.map(lambda new, old, b: jnp.where(t == first, b, jnp.where(t > first, new, "
     "old)), started, z, product) | "
@@ -67,14 +67,14 @@ _OWN = (
 )
 _VRL = "VRLSGD.round | return state.next(z=cohort.project(state.z + cohort.update_mean('steps', state.z))) | "
 _PD = "FedPD.round | return state.next(z=cohort.project(state.z + cohort.update_mean('local_rounds', state.z, rounds))) | "
-_VISITS = "FedBiOAccLocal.iterations | return (moved, LocalAccClient(z=z_i, m=m_i, visits=kept.visits + 1)) | "
+_VISITS = "FedBiOAccLocal.iterations | return (moved, StormClient(z=z_i, m=m_i, visits=client.state.visits + 1)) | "
 _CG = "ConjugateGradient.solve | solved = jnp.finfo(client.dtype).eps ** 2 * b.dot(b) | "
 _NEXT_P = "ConjugateGradient.solve.iterate | return (v, r, r + jnp.where(rr > solved, new / rr, 0) * p, new) | "
 _STEP = (
     "ConjugateGradient.solve.iterate | step = jnp.where(rr > solved, rr / jnp.where(curvature > 0, curvature, jnp.nan), "
     "0) | "
 )
-_TERM = "Neumann.fields.term | fresh = client.sample(jax.random.fold_in(key, k + 1), only='lower') | "
+_TERM = "Neumann.adjoints.term | fresh = client.sample(jax.random.fold_in(key, k + 1), size, only='lower') | "
 _HYPER = "TwoLoop.hypergradient | return client.upper_grad_x(x, y, s) - client.cross(x, y, p, s) | "
 _SOLVED = "what is solved by then; test_local_and_msa.py looks at what follows"
 SURVIVORS: dict[str, dict[str, str]] = {
@@ -142,16 +142,13 @@ SURVIVORS: dict[str, dict[str, str]] = {
         ),
     },
     "fedbioacc_local": {
-        "FedBiOAccLocal.iterations | first = lambda: self.hypergradient.fields(client, [z_i], client.key)[0] | 0 -> -1": (
-            "the list has one entry"
-        ),
-        "FedBiOAccLocal.iterations | m_i = own.merged(jax.tree.map(partial(jnp.where, client.first), "
-        "own.only(m.names), m)) | m -> z": "their names are the same",
+        "FedBiOAccLocal.iterations | first = lambda: self.hypergradient.fields(client, [z_i], client.key, **size)[0] | "
+        "0 -> -1": "the list has one entry",
         _VISITS + "1 -> 2": "it matters only whether it is 0",
-        _VISITS + "kept.visits + 1 -> kept.visits - 1": "it matters only whether it is 0",
+        _VISITS + "client.state.visits + 1 -> client.state.visits - 1": "it matters only whether it is 0",
     },
     "local_steps": {
-        "descend | z_i, q, norm = client.loop(work, step, (client.enter(z), z.zeros(), norm), key) | key -> client.key": (
+        "descend | z_i, q, norm = client.loop(work, step, (client.enter(z), nothing, norm), key) | key -> client.key": (
             "only FedPD gives a key; test_family.py looks at its samples"
         ),
     },

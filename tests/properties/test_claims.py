@@ -10,8 +10,9 @@ import rookery as rk
 
 @pytest.mark.parametrize("seed", range(3))
 def test_local_adjoints_stay_within_the_bound_of_proposition_1(seed):
-    """SimFBO, proposition 1, with a_i = 1: |v_i^(t, k)| <= 2 r with r = L_f / mu_g at every local step k, from any v in
-    the ball of radius r, with sampled Hessians; a run of k local steps of FedBiO ends at the client's k-th v."""
+    """SimFBO, proposition 1: |v_i^(t, k)| <= (1 + a_max / a_min) r with r = L_f / mu_g at every local step k, from any v
+    in the ball of radius r, with sampled Hessians and coefficients a_k. With one client and equal local and server
+    rates, a round of k local steps ends at the client's k-th v."""
     rng = np.random.default_rng(seed)
     roots = rng.normal(size=(6, 3, 3))
     hessians = np.stack([root @ root.T for root in roots]) + 0.2 * np.eye(3)
@@ -24,15 +25,17 @@ def test_local_adjoints_stay_within_the_bound_of_proposition_1(seed):
     clients = rk.federate([{"H": hessians, "c": slopes}])
     start = rng.normal(size=3)
     start *= radius / np.linalg.norm(start)
-    seen = []
+    coefficients = rng.uniform(0.5, 2.0, 13)
+    rates, seen = rk.Rates(x=0.01, y=0.05, v=0.5 / most), []
     for steps in (1, 2, 3, 5, 8, 13):
-        method = rk.FedBiO(lr=rk.Rates(x=0.01, y=0.1, v=1 / most), local_steps=steps)
+        method = rk.SimFBO(lr=rates, server_lr=rates, local_steps=steps, coefficients=coefficients[:steps])
         result = rk.run(
             problem, method, clients, x=np.ones(2), y=np.zeros(3), start={"v": start}, rounds=1, batch_size=1,
             precision="float64", seed=seed,
         )  # fmt: skip
         seen.append(np.linalg.norm(np.asarray(result.sequences["v"])))
-    assert max(seen) <= 2 * radius and len({round(norm, 12) for norm in seen}) == len(seen)
+    assert max(seen) <= (1 + coefficients.max() / coefficients.min()) * radius
+    assert len({round(norm, 12) for norm in seen}) == len(seen)
 
 
 def test_federated_admm_is_the_variance_reduced_scheme_of_lemma_1():

@@ -20,11 +20,13 @@ from rookery.reproduce import execute
 from rookery.reproduce.aggitd import CHOSEN
 from rookery.reproduce.code import changed, digests
 from rookery.reproduce.execute import commit, run_cell
+from rookery.reproduce.fedbio import Quadratic
 from rookery.reproduce.frontier import TRIALS, methods
 from rookery.reproduce.index import write_index
 from rookery.reproduce.page import grids, plot, rows_of, verdict, write_page
 from rookery.reproduce.registry import STUDIES, reproduce
 from rookery.reproduce.study import Cell, Done, First, Jumps, Last, Measure, fewer, higher, mean_and_spread
+from rookery.reproduce.theory import slope
 from rookery.runs.table import Table
 from rookery.tasks.hyperrep import HyperRep
 from rookery.tasks.riskaverse import RiskAverse
@@ -388,11 +390,18 @@ def test_cells_know_the_code_that_made_them(tmp_path, shared):
     path = shared / ".cells" / "aggitd-fig3-quick" / "FedNest_C_=_0.1.json"
     text = path.read_text()
     kept = json.loads(text)
-    kept["code"]["rookery.algorithms.fednest"] = "0"
-    path.write_text(json.dumps(kept))
-    page, _ = reproduce("aggitd-fig3", seeds=1, quick=True, out=shared, say=lambda text: None, run=False)
-    assert "- FedNest, C = 0.1: made before a change of algorithms.fednest." in page.read_text()
-    path.write_text(text)
+    try:
+        path.write_text(json.dumps(kept | {"code": kept["code"] | {"rookery.algorithms.fednest": "0"}}))
+        page, _ = reproduce("aggitd-fig3", seeds=1, quick=True, out=shared, say=lambda text: None, run=False)
+        assert "- FedNest, C = 0.1: made before a change of algorithms.fednest." in page.read_text()
+        path.write_text(json.dumps(kept | {"code": {}}))
+        page, _ = reproduce("aggitd-fig3", seeds=1, quick=True, out=shared, say=lambda text: None, run=False)
+        assert "- FedNest, C = 0.1: made before a change of more than is known" in page.read_text()
+    finally:
+        path.write_text(text)
+    own = digests(Quadratic(), method)  # a task of a study's own, and what it is made of
+    assert {"rookery.reproduce.fedbio", "rookery.problems.exact.bilevel"} <= set(own)
+    assert changed(before | {"python": "2.7"}, before) == []
 
 
 def test_one_page_has_every_number_of_the_papers(tmp_path):
@@ -416,3 +425,17 @@ def test_one_page_has_every_number_of_the_papers(tmp_path):
     assert "| FedNest, iid, tau = 1 | exchanges to 90 % | 1,630 | 1,600 ± 0.001 | ✓ |  |" in text
     assert "| 530 | 300 ± 0.001 | ▲ |" in text and "| 92.94 % | 90.00 ± 0.1 % | ✗ | No cause found yet. |" in text
     assert "| a is first | yes | 1 / 2 |  |" in text and "| b | **no** | 3 | No cause found yet. |" in text
+    (tmp_path / "README.md").write_text("# My project")
+    assert write_index(tmp_path, [study]).read_text() == "# My project"
+
+
+def test_slopes_and_their_intervals():
+    """An exact power has its exponent and no width; what scatters holds no claim; one seed has no interval."""
+    sizes = (1, 2, 4)
+    assert slope(sizes, [np.full(5, 8.0 / n) for n in sizes]) == pytest.approx((-1.0, 0.0))
+    rng = np.random.default_rng(0)
+    _, half = slope(sizes, [np.exp(rng.normal(size=5)) / n for n in sizes])
+    each = rng.normal(size=5)
+    tilted = [np.array([n ** (-1 + 0.1 * e) for e in each]) for n in sizes]
+    assert slope(sizes, tilted)[1] == pytest.approx(2.776 * 0.1 * np.std(each, ddof=1) / 5**0.5)
+    assert half > 0.2 and slope(sizes, [np.ones(1)] * 3)[1] == math.inf

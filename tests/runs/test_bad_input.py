@@ -90,8 +90,8 @@ CASES = {
         "local_steps: RandomSteps(low=1, high=2) was given; a whole number of at least 1 is needed",
     ),
     "local scope": (
-        {"problem": LOCAL, "method": rk.FedBiOAcc(lr=rk.Rates(0.1))},
-        "FedBiOAcc: it needs every sequence shared, and y, v of this bilevel problem stay local; a method that keeps",
+        {"problem": LOCAL, "method": rk.FedMSA(lr=rk.Rates(0.1))},
+        "FedMSA: it needs every sequence shared, and y, v of this bilevel problem stay local; a method that keeps",
     ),
     "no y": ({"y": None}, "y: no initial value was given; this bilevel problem needs one"),
     "needless y": (

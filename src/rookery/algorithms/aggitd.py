@@ -42,7 +42,8 @@ class AggITD(TwoLoop):
     Deviations from the paper: line 6 lacks lambda, line 15 means z^N; messages have the same shape at every t.
     The sequence v holds the last p.
 
-    Reference: Federated Hypergradient Computation via Aggregated Iterative Differentiation, Algorithms 1 to 4.
+    Reference: Communication-Efficient Federated Hypergradient Computation via Aggregated Iterative Differentiation,
+    Algorithms 1 to 4.
     """
 
     lr: GivenRates = rates()

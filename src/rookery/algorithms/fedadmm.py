@@ -39,7 +39,8 @@ class FedADMM:
 
     Exchanges per round: 1. Floats per client: dim x down, dim x up.
     Exactness: exact at any Q_i and under any sampling; gamma large enough for it to be stable.
-    Deviations from the paper: x_i - x is uploaded, of which the server forms the multipliers itself.
+    Deviations from the paper: x_i - x is uploaded (times gamma_i, where clients have their own), of which the server
+    forms the multipliers itself.
 
     Reference: Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework, Algorithm 2.
     """
@@ -68,7 +69,7 @@ class FedADMM:
     def steps(self, client: Client, z: Sequences) -> tuple[Sequences, Sequences]:
         u, gamma = client.state, client.at(self.gamma).one
         lagrangian = lambda g, x: g + self.weight_decay * x + gamma * (x - z - u)
-        moved = descend(client, z, client.at(self.lr), self.local_steps, correct=lagrangian).moved
+        moved = descend(client, z, client.at(self.lr), self.local_steps, correct=lagrangian, total=False).moved
         weighted = gamma * moved if isinstance(self.gamma.one, PerClient) else moved
         # The unbiased mean of the first is sum_C p_i gamma_i (x_i - x).
         return client.once_factor * weighted, u - moved

@@ -65,4 +65,4 @@ class FedAvg:
 
     def steps(self, client: Client, z: Sequences) -> Sequences:
         decayed = lambda d, x: d + self.weight_decay * x
-        return descend(client, z, client.at(self.lr), self.local_steps, correct=decayed).moved
+        return descend(client, z, client.at(self.lr), self.local_steps, correct=decayed, total=False).moved

@@ -42,7 +42,8 @@ class FedBiO(OneLoop):
     tau = I.
     Deviations from the paper: differences are averaged, not points, so that sampled cohorts stay unbiased.
 
-    Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 1.
+    Reference: Communication-Efficient Federated Bilevel Optimization with Local and Global Lower Level Problems,
+    Algorithm 1.
     """
 
     lr: GivenRates = rates()

@@ -48,7 +48,8 @@ class FedBiOLocal:
     more at I > 1.
     Deviations from the paper: its text exchanges the "lower variable", which is a slip; differences are averaged.
 
-    Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 3.
+    Reference: Communication-Efficient Federated Bilevel Optimization with Local and Global Lower Level Problems,
+    Algorithm 3.
     """
 
     lr: GivenRates = rates()

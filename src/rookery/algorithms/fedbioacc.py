@@ -39,7 +39,8 @@ class FedBiOAcc:
       offset: u of alpha_t.
       first_batch: the batch size of the first momentum m_i = D_i(z; B), the client's own; None: as in the run.
 
-    Sequences that are a client's own stay there, and so do their momenta.
+    Sequences that are a client's own stay there, and so do their momenta; those of a client that was absent are of the
+    shared point at its last visit.
 
     Exchanges per round: 2, that is 2 per I iterations. Floats per client: 2 dim z down and dim z up, then dim z down
     and dim z up.
@@ -47,7 +48,8 @@ class FedBiOAcc:
     Deviations from the paper: the first momentum costs no exchange; D at the old point uses the old v; under sampling
     the server sends z and m in every round, so that a client needs no memory between rounds, but of its own sequences.
 
-    Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 2.
+    Reference: Communication-Efficient Federated Bilevel Optimization with Local and Global Lower Level Problems,
+    Algorithm 2.
     """
 
     lr: GivenRates = rates()

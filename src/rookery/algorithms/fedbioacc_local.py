@@ -48,7 +48,8 @@ class FedBiOAccLocal:
     Deviations from the paper: its u-line is stray; the first momentum costs no exchange; a client that was absent
     starts its momentum of x from the server's.
 
-    Reference: Federated Bilevel Optimization with Local and Global Lower Level Problems, Algorithm 4.
+    Reference: Communication-Efficient Federated Bilevel Optimization with Local and Global Lower Level Problems,
+    Algorithm 4.
     """
 
     lr: GivenRates = rates()
@@ -86,7 +87,8 @@ class FedBiOAccLocal:
     def iterations(self, client: Client, z: Sequences, m: Sequences) -> tuple[Sequences, StormClient]:
         """I - 1 whole iterations and the step of the I-th."""
         z_i = client.enter(z)
-        first = lambda: self.hypergradient.fields(client, [z_i], client.key, self.first_batch)[0]
+        size = {} if self.first_batch is None else {"size": self.first_batch}  # estimators of one's own may have none
+        first = lambda: self.hypergradient.fields(client, [z_i], client.key, **size)[0]
         m_i = starting_momentum(client, m, first)
 
         def iteration(carry: tuple, k: Any, key: Any) -> tuple:

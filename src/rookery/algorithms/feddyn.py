@@ -71,6 +71,6 @@ class FedDyn:
     def steps(self, client: Client, z: Sequences) -> tuple[Sequences, Sequences]:
         l_i = client.state
         regularised = lambda g, x: g + self.weight_decay * x - l_i + self.alpha * (x - z)
-        moved = descend(client, z, client.at(self.lr), self.local_steps, correct=regularised).moved
+        moved = descend(client, z, client.at(self.lr), self.local_steps, correct=regularised, total=False).moved
         # The unbiased mean of the first is sum_C p_i (x_i - x).
         return client.once_factor * moved, l_i - self.alpha * moved

@@ -50,8 +50,9 @@ class FedMSA:
     Exchanges per round: 2. Floats per client: 3 dim z down and dim z up, then 2 dim z down and dim z up.
     Exactness: exact at any K: the momentum and the SPIDER terms vanish at the solution, where it does not move.
     With a sampled cohort exchange 1 is noisy, and so is the answer.
-    Deviations from the paper: the output is the last point. Its analysis is about one that is drawn from all rounds,
-    which is where a run ends whose number of rounds is drawn: `rounds=rng.integers(1, R + 1)`.
+    With rho = 0 it is so only with full batches and all clients: what the first direction lacks stays.
+    Deviations from the paper: the output is the last point; its analysis is about a local one z_k that is drawn from
+    all rounds. For K = 1 that is where a run ends whose number of rounds is drawn: `rounds=rng.integers(1, R + 1)`.
 
     Reference: Federated Multi-Sequence Stochastic Approximation with Local Hypergradient Estimation, Algorithm 1.
     """

@@ -25,7 +25,7 @@ class FedNest(TwoLoop):
         y   <- lower round at (x, y), N times
         p   <- lambda T M(grad_y f_i(x, y));   T' ~ U{0, ..., T-1}
         p   <- p - lambda M(H_i(x, y) p), T' times
-        h   <- M(grad_x f_i(x, y; b) - (d2 g_i/dx dy) p),   with one sample b of the client's in all of the round
+        h   <- M(grad_x f_i(x, y; b) - (d2 g_i/dx dy) p),   with the same b of the client's in the next line
         x_i <- x_i - alpha (h - grad_x f_i(x, y; b) + grad_x f_i(x_i, y; b)), tau_i times;   x <- x + M(x_i - x)
 
     Args:
@@ -43,8 +43,8 @@ class FedNest(TwoLoop):
     Deviations from the paper: all T exchanges always run; from T' on they change nothing.
     The sequence v holds the last p.
 
-    Reference: FedNest: Federated Bilevel, Minimax, and Compositional Optimization; as in Federated Hypergradient
-    Computation via Aggregated Iterative Differentiation, section 2.1.
+    Reference: FedNest: Federated Bilevel, Minimax, and Compositional Optimization; as in
+    Communication-Efficient Federated Hypergradient Computation via Aggregated Iterative Differentiation, section 2.1.
     """
 
     lr: GivenRates = rates()

@@ -45,5 +45,5 @@ class FedNova:
 
     def steps(self, client: Client, z: Sequences) -> tuple[Sequences, Any]:
         decayed = lambda g, x: g + self.weight_decay * x
-        work = descend(client, z, client.at(self.lr), self.local_steps, correct=decayed)
+        work = descend(client, z, client.at(self.lr), self.local_steps, correct=decayed, total=False)
         return work.moved / work.norm, work.norm

@@ -82,7 +82,12 @@ class FedPD:
     def solve(self, client: Client, centre: Sequences, dual: Sequences, key: jax.Array) -> Sequences:
         """Q_i steps on the augmented Lagrangian from the client's centre."""
         lagrangian = lambda g, x: g + self.weight_decay * x + dual + (x - centre) / self.eta
-        return centre + descend(client, centre, client.at(self.lr), self.local_steps, correct=lagrangian, key=key).moved
+        return (
+            centre
+            + descend(
+                client, centre, client.at(self.lr), self.local_steps, correct=lagrangian, total=False, key=key
+            ).moved
+        )
 
 
 def geometric(key: jax.Array, skip: Any) -> jax.Array:

@@ -48,4 +48,4 @@ class FedProx:
 
     def steps(self, client: Client, z: Sequences) -> Sequences:
         proximal = lambda g, x: g + self.weight_decay * x + self.mu * (x - z)
-        return descend(client, z, client.at(self.lr), self.local_steps, correct=proximal).moved
+        return descend(client, z, client.at(self.lr), self.local_steps, correct=proximal, total=False).moved

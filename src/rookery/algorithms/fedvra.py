@@ -109,7 +109,9 @@ class FedVRA(VarianceReduced):
     def steps(self, client: Client, z: Sequences) -> tuple[Any, Sequences]:
         u, gamma = client.state, client.at(self.gamma).one
         lagrangian = lambda g, x: g + self.weight_decay * x + gamma * (x - z - u)
-        return self.answer(client, descend(client, z, client.at(self.lr), self.local_steps, correct=lagrangian).moved)
+        return self.answer(
+            client, descend(client, z, client.at(self.lr), self.local_steps, correct=lagrangian, total=False).moved
+        )
 
 
 def check_gamma(gamma: Rates) -> None:

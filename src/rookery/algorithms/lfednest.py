@@ -43,8 +43,8 @@ class LFedNest(TwoLoop):
     Exchanges per round: 2N + 1 ("sgd": N + 1). Floats up per client: 2N dim y, dim x.
     Exactness: biased when clients differ: every client inverts its own Hessian, truncated.
 
-    Reference: FedNest: Federated Bilevel, Minimax, and Compositional Optimization (its light version); as in Federated
-    Hypergradient Computation via Aggregated Iterative Differentiation, section 2.1.
+    Reference: FedNest: Federated Bilevel, Minimax, and Compositional Optimization (its light version); as in
+    Communication-Efficient Federated Hypergradient Computation via Aggregated Iterative Differentiation, section 2.1.
     """
 
     lr: GivenRates = rates()
@@ -66,7 +66,7 @@ class LFedNest(TwoLoop):
         return state.next(z=state.z.replace(x=x, y=y))
 
     def descend(self, client: Client, x: Vector, y: Vector, last: Any) -> Vector:
-        """tau_i steps on x along the client's own hypergradient, with T' = `last` Hessian products each."""
+        """tau_i steps on x along the client's own hypergradient: T' = `last` Hessian products each, or all terms."""
 
         def one_term(x_i: Vector, s: Sample, key: jax.Array) -> Vector:
             def term(p: Vector, t: Any, _: jax.Array) -> Vector:

@@ -73,7 +73,8 @@ def coefficient(coefficients: Any, client: Client, k: Any) -> Any:
 
 @dataclass(frozen=True)
 class Descent:
-    """Where local steps led: z_i - z and q_i of the shared sequences, and ||a_i||_1."""
+    """Where local steps led: z_i - z and q_i of the shared sequences, and ||a_i||_1; q is empty where it was not asked
+    for."""
 
     moved: Sequences
     q: Sequences
@@ -91,10 +92,12 @@ def descend(
     coefficients: Any = None,
     correct: Correct | None = None,
     key: jax.Array | None = None,
+    total: bool = True,
 ) -> Descent:
     """tau_i steps z_i <- z_i - eta a_k D_i(z_i; fresh sample) from z_i = z, with q_i = sum_k a_k D_i(z_i^k).
 
     `work` is a number of steps, a schedule of them, or epochs. `correct` changes the shared part of every direction.
+    `total`: whether q_i is needed; a loop that need not carry it is faster.
     Local sequences start where the client left them, are projected onto their sets after every step, and stay on the
     client at their last iterate.
     """
@@ -107,10 +110,11 @@ def descend(
         if coefficients is not None:
             a = coefficient(coefficients, client, k)
             d, norm = d * a, norm + jnp.abs(a)
-        return client.project_local(z_i - eta * d), q + client.shared(d), norm
+        return client.project_local(z_i - eta * d), q + client.shared(d) if total else q, norm
 
     norm = jnp.zeros((), client.dtype)
-    z_i, q, norm = client.loop(work, step, (client.enter(z), z.zeros(), norm), key)
+    nothing = z.zeros() if total else Sequences({})
+    z_i, q, norm = client.loop(work, step, (client.enter(z), nothing, norm), key)
     if coefficients is None:
         norm = client.steps(work).astype(client.dtype)
     return Descent(client.leave(z_i) - z, q, norm)

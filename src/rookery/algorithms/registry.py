@@ -83,7 +83,7 @@ METHODS: dict[str, Row] = {
             "2",
             "2 dim z",
             "exact at 1 or 2 local steps, O(eta) at more",
-            client_state="within a round",
+            client_state="within a round; momenta of its own sequences",
             unequal_steps="no",
         ),
         Row(

@@ -81,7 +81,7 @@ class UpperRound:
         of_round = None if self.fresh else client.sample(client.round_key, only="upper", again=True)
 
         def step(x_i: Vector, k: Any, key: jax.Array) -> Vector:
-            b = of_round or client.sample(key, only="upper")
+            b = client.sample(key, only="upper") if of_round is None else of_round
             return x_i - alpha * (h - client.upper_grad_x(x, y, b) + client.upper_grad_x(x_i, y, b))
 
         tau = client.steps(self.count)
@@ -122,7 +122,7 @@ class TwoLoop:
         return self.upper.run(cohort, x, y, cohort.mean("hypergradient", x, y, p))
 
     def hypergradient(self, client: Client, x: Vector, y: Vector, p: Vector) -> Vector:
-        """grad_x f_i(x, y) - (d2 g_i/dx dy) p on one fresh sample."""
+        """grad_x f_i(x, y) - (d2 g_i/dx dy) p on one sample: a fresh one, or that of the round."""
         s = client.sample(client.key if self.fresh else client.round_key)
         return client.upper_grad_x(x, y, s) - client.cross(x, y, p, s)
 

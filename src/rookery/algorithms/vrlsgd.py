@@ -63,5 +63,5 @@ class VRLSGD:
         before = self.lr.at(jnp.maximum(client.round - 1, 0), client.index)
         delta = kept.delta + before.inverse() * ((z - kept.x) / self.local_steps)
         corrected = lambda g, x: g + self.weight_decay * x - delta
-        moved = descend(client, z, eta, self.local_steps, correct=corrected).moved
+        moved = descend(client, z, eta, self.local_steps, correct=corrected, total=False).moved
         return moved, VRLClient(delta=delta, x=z + moved)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.errors import InputError
+from rookery.errors import InputError, failing
 from rookery.federation.keys import stream_key
 from rookery.structs import struct
 
@@ -74,7 +74,8 @@ class RandomSteps:
 @struct
 class StepsBy:
     """Client i takes `of(i, t)` local steps in round t = 0, 1, ..., with both numbers traced: what it gives is taken to
-    be at least 1 and at most `most`.
+    be at least 1 and at most `most`. A function cannot be written down: such a method runs from Python alone, and
+    not in a folder that is to be resumed.
 
     Args:
       of: the function, written with jax.numpy.
@@ -96,6 +97,10 @@ class StepsBy:
                 f"{argument}: StepsBy({self.of!r}, {self.most!r}) was given; a function of the client's number and the "
                 f"round's, and the most steps that it gives, a whole number from 1 to {LARGEST}, are needed"
             )
+        with failing(f"{argument}: StepsBy's function of a traced (client, round)"):
+            given = jax.eval_shape(lambda i, t: jnp.asarray(self.of(i, t)), jnp.int32(0), jnp.int32(0))
+        if given.shape != () or given.dtype.kind not in "iu":
+            raise InputError(f"{argument}: StepsBy's function gives {given}; one whole number is needed")
 
 
 @struct

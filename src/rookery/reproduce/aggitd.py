@@ -85,7 +85,8 @@ class Reading:
     ) -> tuple[Any, int]:
         """A method of two loops with the paper's numbers, N = 1 and T = 5, and its exchanges a round.
 
-        LFedNest takes tau steps above, as in FedNest's public code: with epochs of them it diverges non-iid.
+        LFedNest takes tau steps above and no epochs of them, with which it diverges non-iid. FedNest's public code
+        takes tau steps, too, in all of its methods, each on all validation examples.
         """
         lower, upper = self.steps(setting, tau, examples)
         upper = tau if name == "LFedNest" else upper

@@ -58,8 +58,9 @@ The network, the clients, the data and the reading of [aggitd-table2](aggitd-tab
 five inner epochs, one epoch above, half of a client's examples for validation, no ridge, PyTorch's initial values.
 Inner step 0.003, outer step 0.01, lambda 0.01, N = 1, T = 5.
 """
-LOCAL = """LFedNest likewise, but with one step above, which is what FedNest's public code takes for an outer epoch, and
-non-iid with 0.001 and 0.005: with an epoch of steps above it diverges non-iid, where the paper's ends low. """
+LOCAL = """LFedNest likewise, but with one step above, and non-iid with 0.001 and 0.005: with an epoch of steps above it
+diverges non-iid, where the paper's ends low. (FedNest's public code takes one step for an outer epoch in all its
+methods, on all validation examples; here it is on a minibatch, and the others take an epoch.) """
 NOISY = """
 The change of the accuracy between evaluations, which are about ten exchanges apart, is the mean of its absolute values
 over the second half of a run; a run that diverged has none.
@@ -102,7 +103,7 @@ FIGURE3 = Study(
     cells=participation,
     measures=(REACHED, FINAL, NOISE),
     claims=participation_claims,
-    remarks=SIDE_BY_SIDE + " LFedNest ran on a CPU.",
+    remarks=SIDE_BY_SIDE + " Cells of LFedNest that are done ran on a CPU.",
 )
 
 # Figure 4: the lower solver.

@@ -84,6 +84,7 @@ The paper's numbers, in the order of the columns: FedNest 1,630, 610, 1,380 and 
     claims=distances,
     claims_heading="How far each reading is from the paper",
     claims_of_parts=True,
+    judged=False,
     causes={
         "": "Each is further from the paper's sixteen numbers than the one that holds, taking a factor of 1.25 in "
         "exchanges for as far as half a point of accuracy."

@@ -56,6 +56,7 @@ def run_study(
 def run_cell(cell: Cell, seeds: int, say: Callable[[str], Any] = lambda text: None) -> Done:
     """One cell with seeds 0, 1, ..., each with its own partition, initial values and draws; tuned first where asked."""
     begun, made_by = time.perf_counter(), commit()
+    code = digests(cell.experiment.task, cell.experiment.method)
     options, method, tuning = cell.experiment.options, cell.experiment.method, None
     if cell.search is not None:
         tuning = choose(cell.experiment, cell.search.methods, cell.search.exchanges, say)
@@ -85,7 +86,6 @@ def run_cell(cell: Cell, seeds: int, say: Callable[[str], Any] = lambda text: No
             results = [run_once(**(experiments[s].arguments(assembled[s]) | shared)) for s in numbers]
     seconds = time.perf_counter() - begun
     histories = [result.history for result in results]
-    code = digests(cell.experiment.task, method)
     return Done(cell, histories, seconds, made_by, str(jax.devices()[0].device_kind), tuning, code)
 
 

@@ -25,7 +25,7 @@ from rookery.reproduce.study import Cell, Claim, Done, Last, Measure, Study, few
 from rookery.tasks.base import Assembly
 from rookery.vectors import Values
 
-SOURCE = "*Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level Problems*"
+SOURCE = "*Communication-Efficient Federated Bilevel Optimization with Local and Global Lower Level Problems*"
 DISTANCE = Measure("distance to x*", Last("distance", 20), rising=False)
 
 

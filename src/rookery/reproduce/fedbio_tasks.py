@@ -33,6 +33,8 @@ def cells(quick: bool) -> list[Cell]:
     for name, x, steps in (("no cleaning", 0.0, 1), ("FedBiO, I = 1", rate, 1), ("FedBiO, I = 5", rate / 5, 5)):
         method = FedBiO(lr=Rates(x=x, y=0.1, v=0.1), local_steps=steps)
         found.append(Cell(name, CLEANING, Experiment("cleaning", cleaning, "FedBiO", method, chosen)))
+    method = FedBiOAcc(lr=Rates(x=rate, y=0.1, v=0.1), delta=4.6, offset=100.0)
+    found.append(Cell("FedBiOAcc, I = 1", CLEANING, Experiment("cleaning", cleaning, "FedBiOAcc", method, chosen)))
     for name, method, exchanges in (
         ("FedBiO, I = 15", FedBiO(lr=Rates(x=0.1, y=0.03, v=0.03), local_steps=15), 1),
         ("FedBiOAcc, I = 15", FedBiOAcc(lr=Rates(x=0.1, y=0.03, v=0.03), local_steps=15, delta=4.6, offset=100.0), 2),

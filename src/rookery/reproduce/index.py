@@ -25,7 +25,10 @@ without numbers are judged by their orders, in the second table; pages say more.
 
 
 def write_index(folder: Path, studies: Iterable[Study]) -> Path:
-    """Writes README.md of a folder of pages."""
+    """Writes README.md of a folder of pages, or finds it to be somebody else's and leaves it."""
+    page = folder / NAME
+    if page.is_file() and not page.read_text(encoding="utf-8").startswith(_HEAD.split("\n")[0]):
+        return page
     numbers: list[str] = []
     orders: list[str] = []
     totals = Counter[str]()
@@ -36,7 +39,7 @@ def write_index(folder: Path, studies: Iterable[Study]) -> Path:
                 mark, line = found
                 totals[mark] += 1
                 numbers.append(line)
-        for row in _rows(folder / f"{study.name}.claims.csv"):
+        for row in _rows(folder / f"{study.name}.claims.csv") if study.judged else ():
             holds = row["holds"] == "True"
             cause = "" if holds else cause_of(study, row["claim"])
             cells = (
@@ -64,8 +67,8 @@ def write_index(folder: Path, studies: Iterable[Study]) -> Path:
         _line(("study", "claim", "holds", "found", "cause")),
         "|---" * 5 + "|",
     ]
-    write_text(folder / NAME, "\n".join([*lines, *orders, ""]))
-    return folder / NAME
+    write_text(page, "\n".join([*lines, *orders, ""]))
+    return page
 
 
 def _judged(study: Study, row: Mapping[str, str]) -> tuple[str, str] | None:
@@ -76,8 +79,9 @@ def _judged(study: Study, row: Mapping[str, str]) -> tuple[str, str] | None:
         return None
     ours, spread = (float(row[key] or "nan") for key in ("ours", "spread"))
     reached, seeds = int(float(row["reached"])), int(float(row["seeds"]))
-    mark = verdict(measure, ours, reached == seeds, paper, float(row.get("published spread") or 0.0))
     cell = f"{row['method']}, {row['setting']}" if row["setting"] else row["method"]
+    published = next((each.published_spread for each in study.cells(False) if each.name == cell), {})
+    mark = verdict(measure, ours, reached == seeds, paper, published.get(measure.name, 0.0))
     cause = "" if mark == REPRODUCED else cause_of(study, f"{cell}: {row['measure']} ({mark})")
     unit = " %" if measure.percent else ""
     shown = Summary(ours, spread, reached, seeds).show(measure, unit)

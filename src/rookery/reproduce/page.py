@@ -41,7 +41,6 @@ def rows_of(study: Study, done: Mapping[str, Done], quick: bool = False) -> Tabl
                     "reached": found.reached,
                     "seeds": found.seeds,
                     "diverged": sum(each.diverged),
-                    "published spread": each.cell.published_spread.get(measure.name, 0.0),
                     "verdict": NO_YARDSTICK
                     if quick
                     else verdict(
@@ -83,6 +82,7 @@ def write_page(study: Study, done: Mapping[str, Done], folder: Path, command: st
     plot(study, done, folder / f"{name}.png")
     page = folder / f"{name}.md"
     claims = _claims(study, done, quick)
+    (folder / f"{name}.claims.csv").unlink(missing_ok=True)
     if claims:
         rows = [{"claim": claim.text, "holds": claim.holds, "found": claim.found} for claim in claims]
         Table(rows).to_csv(folder / f"{name}.claims.csv")
@@ -248,7 +248,7 @@ def _tables(study: Study, done: Mapping[str, Done], table: Table) -> list[str]:
 
 
 def _tolerances(study: Study, spreads: bool) -> str:
-    """What counts as the paper's number without being as good."""
+    """How far a number may be from the paper's, on either side."""
     parts = ["a published standard deviation, where there is one"] if spreads else []
     sizes = {
         m.name: f"{100 * m.tolerance:g} point{'s' * (m.tolerance != 0.01)}" if m.percent else f"{m.tolerance:g}"
@@ -319,9 +319,9 @@ def _older(done: Mapping[str, Done]) -> list[str]:
     found: dict[str, list[str]] = {}
     for name, each in done.items():
         if not each.code:
-            continue  # of a time when cells did not know
-        method = each.tuning.method if each.tuning else each.cell.experiment.method
-        since = changed(each.code, digests(each.cell.experiment.task, method))
+            found.setdefault("more than is known: cells did not keep what made them", []).append(name)
+            continue
+        since = changed(each.code, digests(each.cell.experiment.task, each.cell.experiment.method))
         if since:
             found.setdefault(", ".join(module.removeprefix("rookery.") for module in since), []).append(name)
     return [f"- {'; '.join(names)}: made before a change of {what}." for what, names in found.items()]

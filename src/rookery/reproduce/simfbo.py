@@ -64,7 +64,7 @@ The network, the clients, the data and the reading of [aggitd-table2](aggitd-tab
 PyTorch's initial values, half of a client's examples for validation, no ridge, and minibatches of {CHOSEN.batch}, which
 are those of FedNest's public scripts, too (this paper names none). SimFBO with one local step, local and server steps
 0.2, 0.1 and 0.05 for y, v and x; FBO-AggITD and FedNest with inner step 0.003, outer step 0.01, lambda 0.01, N = 1, T =
-5, five inner epochs and one epoch above; LFedNest likewise, but with one step above (as in FedNest's public code), non-
+5, five inner epochs and one epoch above; LFedNest likewise, but with one step above (see aggitd-fig3), non-
 iid with 0.001 and 0.005. CIFAR-10: LeNet-5 with its last layer as y, SimFBO with 0.1, 0.05 and 0.03, FBO-AggITD with
 0.003 and 0.005 (the paper shows no others: they did not converge there). {EXCHANGES:,} exchanges each on MNIST, half as
 many on CIFAR-10. The paper shows curves and gives no numbers: what is checked is their order. Figures 2, 3 and 5 are
@@ -152,7 +152,7 @@ that ShroFBO is best.
         "by 0.3 non-iid; but the spread of a row, that of 2,000 images dealt anew by every seed, is as large. SimFBO "
         "with its own steps is faster to 80 %.",
         "ShroFBO is above FBO-AggITD": "After 400 exchanges both are at 85.3 %; FBO-AggITD's epochs are of the same "
-        "unequal steps, and its rates, the paper's, four times ShroFBO's. ShroFBO is there first: 62 exchanges to 80 "
-        "%, against 88.",
+        "unequal steps, and its rate of x, the paper's, four times ShroFBO's. ShroFBO is there first: 62 exchanges "
+        "to 80 %, against 88.",
     },
 )

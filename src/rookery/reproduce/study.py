@@ -61,6 +61,8 @@ class Measure:
 
 def _number(value: float, digits: int) -> str:
     """A number with a given number of digits; large ones whole, with commas, and not in powers of ten."""
+    if abs(value) >= 1e9:
+        return f"{value:.2g}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{float(f'{value:.{digits}g}'):g}"
 
 
@@ -201,6 +203,7 @@ class Study:
       measures: what is read off each.
       claims: what the paper says of several cells, checked on what was run.
       claims_heading, misses_heading: what the page calls them, and what does not hold.
+      judged: whether the claims are anybody's, and count in the table of all; otherwise they only mark.
       claims_of_parts: whether the claims can be checked when some cells are missing.
       remarks: what is to be said of the numbers, in markdown.
       causes: why a number is not the paper's, or a claim does not hold, by its name or part of it; of a number that
@@ -224,6 +227,7 @@ class Study:
     claims_heading: str = "What the paper claims"
     misses_heading: str = "Not reproduced"
     claims_of_parts: bool = False
+    judged: bool = True
     remarks: str = ""
     causes: Mapping[str, str] = field(default_factory=dict)
     axes: tuple[str, ...] = ("exchanges",)

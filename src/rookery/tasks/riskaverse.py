@@ -80,7 +80,8 @@ class RiskAverse:
     @property
     def rates(self) -> Mapping[str, float]:
         inner = ("z1", "z2", "w1", "w2") if self.adjoint == "tracked" else ("z1", "z2")
-        return {"x": 0.001 if self.truth == "unit" else 0.0001, **dict.fromkeys(inner, 0.2)}
+        gaussian = 0.00001 if self.adjoint == "local" else 0.000001  # losses are a hundred times as large
+        return {"x": 0.001 if self.truth == "unit" else gaussian, **dict.fromkeys(inner, 0.2)}
 
     @property
     def batch_size(self) -> int | None:
