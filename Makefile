@@ -28,7 +28,7 @@ demo: setup
 
 # Three at a time on two cores: tests of federations wait for other processes most of their time.
 test: setup
-	XLA_FLAGS="$$($(BIN)/python tests/xla_flags.py)" $(BIN)/python -m pytest -m "not full" -n 3 --dist loadfile
+	XLA_FLAGS="$$($(BIN)/python tests/xla_flags.py)" $(BIN)/python -m pytest -m "not full" -n 3 --dist loadfile --no-loadscope-reorder
 
 test-full: setup
 	XLA_FLAGS="$$($(BIN)/python tests/xla_flags.py)" $(BIN)/python -m pytest -n 2 --dist loadfile

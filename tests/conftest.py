@@ -18,6 +18,14 @@ import pytest
 # Tracing makes objects by the million and hardly any rubbish: looking for it takes a sixth of the time.
 gc.set_threshold(100_000, 20, 100)
 
+# Files of few and long tests, most of which wait for other processes: first, so that nobody waits for them in the end.
+LONG = ("test_page.py", "test_frameworks.py", "test_wheel.py", "test_processes.py", "test_kills.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
 _lowered = [0]
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import rookery
 
 PACKAGE = "rookery"
-ROOTS = ("rookery.runs.run", "rookery.runs.sweep", "rookery.experiments.experiment", "rookery.experiments.tune")
+ROOTS = ("rookery.runs.run", "rookery.runs.sweep")
+ALONE = ("rookery.experiments.experiment", "rookery.experiments.tune")  # whose imports are all methods there are
 # What asks for cells, and engines that run none: a change there changes no number. What is given is always looked at.
 APART = ("rookery.cli", "rookery.reproduce", "rookery.experiments")
 ENGINES, USED = "rookery.engines.", ("rookery.engines.base", "rookery.engines.local")
@@ -24,7 +25,7 @@ def digests(*objects: Any, root: Path | None = None) -> dict[str, str]:
     """A digest for every module of the package that these objects' classes, or a run, import, one by the other; and the
     version of Python that made them."""
     folder = Path(rookery.__file__).parent if root is None else root
-    given = [*ROOTS, *(type(each).__module__ for each in objects)]
+    given = [*ROOTS, *ALONE, *(type(each).__module__ for each in objects)]
     found: dict[str, str] = {}
     waiting = list(given)
     while waiting:
@@ -35,7 +36,7 @@ def digests(*objects: Any, root: Path | None = None) -> dict[str, str]:
         digest, imported = _looked_at(folder, name)
         if digest:
             found[name] = digest
-            waiting += imported
+            waiting += () if name in ALONE else imported
     return {PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}", **dict(sorted(found.items()))}
 
 

@@ -81,7 +81,7 @@ def risk_averse_claims(done: Mapping[str, Done]) -> list[Claim]:
         return min(shown, default=(math.inf, "some run diverges at every step"))
 
     claims = []
-    for setting in STEPS:
+    for setting in [each for each in STEPS if any(of.cell.column.startswith(each) for of in done.values())]:
         (near, ours), (far, centre) = best(PAPERS, setting), best(CENTRE, setting)
         text = "after 1,000 updates, each at its best step, FedMSA is at least as close to a minimiser (to 10 %)"
         claims.append(Claim(f"{setting}: {text}", near < math.inf and near <= 1.1 * far, f"{ours} against {centre}"))
