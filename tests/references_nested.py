@@ -679,7 +679,6 @@ LISTENED = [
         "lfednest",
         _TWO | {"neumann_terms": 3, "whole_series": True, "lower_solver": "sgd"},
         (f"{_SGD} yu h1 h2 xu cv yw h3 h4 xw cz",),
-        index=3,
     ),
     Listened("fedmsa", {"lr": rk.Rates(0.1), "local_steps": 3, "momentum": 0.5}, ("da da db db dc dc dd dd",), 2),
     *(

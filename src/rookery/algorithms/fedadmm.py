@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rookery.algorithms.fedvra import FedVRAState, check_gamma, inverse_of_mean
+from rookery.algorithms.fedvra import FedVRAState, check_gamma, inverse_of_mean, times_gamma
 from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import amount, rates, steps
 from rookery.federation.method import Steps, first_round, method
-from rookery.federation.rates import GivenRates, PerClient
+from rookery.federation.rates import GivenRates
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
@@ -70,6 +70,5 @@ class FedADMM:
         u, gamma = client.state, client.at(self.gamma).one
         lagrangian = lambda g, x: g + self.weight_decay * x + gamma * (x - z - u)
         moved = descend(client, z, client.at(self.lr), self.local_steps, correct=lagrangian, total=False).moved
-        weighted = gamma * moved if isinstance(self.gamma.one, PerClient) else moved
         # The unbiased mean of the first is sum_C p_i gamma_i (x_i - x).
-        return client.once_factor * weighted, u - moved
+        return client.once_factor * times_gamma(self.gamma, client, moved), u - moved

@@ -131,10 +131,14 @@ def inverse_of_mean(gamma: Rates, cohort: Cohort) -> Any:
     return 1 / cohort.expectation(gamma.one.table) if isinstance(gamma.one, PerClient) else 1
 
 
+def times_gamma(gamma: Rates, client: Client, moved: Sequences) -> Sequences:
+    """gamma_i (x_i - x); where all gamma are the same, x_i - x."""
+    return client.at(gamma).one * moved if isinstance(gamma.one, PerClient) else moved
+
+
 def upload(method: Any, client: Client, moved: Sequences) -> tuple[Scaled, Any]:
     """gamma_i (x_i - x) with the scalars that turn its unbiased mean into sum omega_i a_i and sum omega_i d_i of it."""
-    if isinstance(method.gamma.one, PerClient):
-        moved = client.at(method.gamma).one * moved
+    moved = times_gamma(method.gamma, client, moved)
     by = {"dual": client.once_factor * client.at(method.a).one}
     if isinstance(method.d, InverseProbability):
         return Scaled(moved, by), ()

@@ -60,12 +60,14 @@ class LFedNest(TwoLoop):
     def round(self, state: State, cohort: Cohort) -> State:
         x, y = state.z.x, state.z.y
         y = self.solve_lower(cohort, x, y)
-        drawn = jax.random.randint(cohort.key, (), 0, self.neumann_terms, dtype=jnp.int32)
-        last = jnp.zeros((), jnp.int32) if self.whole_series else drawn
-        x = x + cohort.mean("descend", x, y, last)
+        if self.whole_series:
+            x = x + cohort.mean("descend", x, y)
+        else:
+            last = jax.random.randint(cohort.key, (), 0, self.neumann_terms, dtype=jnp.int32)
+            x = x + cohort.mean("descend", x, y, last)
         return state.next(z=state.z.replace(x=x, y=y))
 
-    def descend(self, client: Client, x: Vector, y: Vector, last: Any) -> Vector:
+    def descend(self, client: Client, x: Vector, y: Vector, last: Any = None) -> Vector:
         """tau_i steps on x along the client's own hypergradient: T' = `last` Hessian products each, or all terms."""
 
         def one_term(x_i: Vector, s: Sample, key: jax.Array) -> Vector:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rookery.errors import InputError, failing
 from rookery.federation.keys import stream_key
-from rookery.structs import struct
+from rookery.structs import static, struct
 
 LARGEST = 2**31 - 1  # of a whole number inside a program
 
@@ -26,7 +26,7 @@ class FixedSteps:
 
     steps: Any
 
-    def draw(self, index: jax.Array, key: jax.Array) -> jax.Array:
+    def draw(self, index: jax.Array, round: Any, key: jax.Array) -> jax.Array:
         return jnp.asarray(self.steps, jnp.int32)[index]
 
     def largest(self) -> int:
@@ -56,7 +56,7 @@ class RandomSteps:
     high: Any
     stream: int = _stream()
 
-    def draw(self, index: jax.Array, key: jax.Array) -> jax.Array:
+    def draw(self, index: jax.Array, round: Any, key: jax.Array) -> jax.Array:
         low, high = jnp.asarray(self.low, jnp.int32), jnp.asarray(self.high, jnp.int32)
         return jax.random.randint(key, (), low, high + 1, dtype=jnp.int32)
 
@@ -82,10 +82,10 @@ class StepsBy:
       most: the largest number that it gives.
     """
 
-    of: Callable[[Any, Any], Any] = dataclasses.field(metadata={"static": True})
-    most: int = dataclasses.field(metadata={"static": True})
+    of: Callable[[Any, Any], Any] = static()
+    most: int = static()
 
-    def draw(self, index: jax.Array, round: Any) -> jax.Array:
+    def draw(self, index: jax.Array, round: Any, key: jax.Array) -> jax.Array:
         return jnp.clip(jnp.asarray(self.of(index, round)), 1, self.most).astype(jnp.int32)
 
     def largest(self) -> int:
@@ -117,10 +117,10 @@ class Epochs:
     high: Any = None
     stream: int = _stream()
 
-    def draw(self, index: jax.Array, key: jax.Array) -> jax.Array:
+    def draw(self, index: jax.Array, round: Any, key: jax.Array) -> jax.Array:
         """The number of epochs."""
         low = jnp.asarray(self.low, jnp.int32)
-        return low if self.high is None else RandomSteps(self.low, self.high).draw(index, key)
+        return low if self.high is None else RandomSteps(self.low, self.high).draw(index, round, key)
 
     def check(self, argument: str, population: int) -> None:
         high = self.low if self.high is None else self.high
@@ -131,6 +131,7 @@ class Epochs:
             )
 
 
+SCHEDULES = (FixedSteps, RandomSteps, StepsBy, Epochs)
 Steps = int | FixedSteps | RandomSteps | StepsBy | Epochs
 """How much a client works in a round: a number of steps, or a schedule of them."""
 
@@ -138,13 +139,9 @@ Steps = int | FixedSteps | RandomSteps | StepsBy | Epochs
 def draw_steps(steps: Steps, index: jax.Array, round: Any, key: jax.Array) -> jax.Array:
     """A client's number of local steps or epochs in a round; a plain number stays unbatched, so that vmap needs no
     masks."""
-    if isinstance(steps, StepsBy):
-        return steps.draw(index, round)
-    if isinstance(steps, (RandomSteps, Epochs)):
-        return steps.draw(index, stream_key(key, steps.stream))
-    if isinstance(steps, FixedSteps):
-        return steps.draw(index, key)
-    return jnp.asarray(steps, jnp.int32)
+    if not isinstance(steps, SCHEDULES):
+        return jnp.asarray(steps, jnp.int32)
+    return steps.draw(index, round, stream_key(key, getattr(steps, "stream", 0)))
 
 
 def largest_steps(steps: Any) -> int:
@@ -154,7 +151,7 @@ def largest_steps(steps: Any) -> int:
 
 def check_steps(argument: str, steps: Any, population: int, epochs: bool = False) -> None:
     """Refuses what is not a number of steps or a schedule of them; or of epochs, where these are allowed."""
-    allowed = (FixedSteps, RandomSteps, StepsBy, *((Epochs,) if epochs else ()))
+    allowed = SCHEDULES if epochs else SCHEDULES[:-1]
     if isinstance(steps, allowed):
         steps.check(argument, population)
     elif not is_count(steps):

@@ -14,7 +14,7 @@ from rookery.experiments.experiment import COHORT
 from rookery.experiments.tune import Tuning, settings
 from rookery.files import write_text
 from rookery.reproduce.code import changed, digests
-from rookery.reproduce.study import Claim, Done, Last, Measure, Study, Summary, summary
+from rookery.reproduce.study import Claim, Done, Last, Measure, Study, Summary, cell_name, summary
 from rookery.runs.plot import plot_panels
 from rookery.runs.table import Table
 
@@ -86,7 +86,7 @@ def write_page(study: Study, done: Mapping[str, Done], folder: Path, command: st
     if claims:
         rows = [{"claim": claim.text, "holds": claim.holds, "found": claim.found} for claim in claims]
         Table(rows).to_csv(folder / f"{name}.claims.csv")
-    write_text(page, render(study, done, table, name, command, quick))
+    write_text(page, render(study, done, table, claims, name, command, quick))
     return page
 
 
@@ -124,10 +124,11 @@ def plot(study: Study, done: Mapping[str, Done], path: Path) -> None:
     )
 
 
-def render(study: Study, done: Mapping[str, Done], table: Table, name: str, command: str, quick: bool) -> str:
+def render(
+    study: Study, done: Mapping[str, Done], table: Table, claims: list[Claim], name: str, command: str, quick: bool
+) -> str:
     """The page."""
     missing = [cell.name for cell in study.cells(quick) if cell.name not in done]
-    claims = _claims(study, done, quick)
     seconds = sum(each.seconds for each in done.values())
     by_seeds: dict[int, list[str]] = {}
     for each in done.values():
@@ -299,8 +300,7 @@ def _missed(study: Study, table: Table, claims: list[Claim], missing: list[str],
     if quick:
         return ["The quick version is no reproduction."]
     missed = [row for row in table.rows if row["verdict"] in (BETTER, WORSE)]
-    cell = lambda row: f"{row['method']}, {row['setting']}" if row["setting"] else row["method"]
-    names = [f"{cell(row)}: {row['measure']} ({row['verdict']})" for row in missed]
+    names = [f"{cell_name(row['method'], row['setting'])}: {row['measure']} ({row['verdict']})" for row in missed]
     names += [claim.text for claim in claims if not claim.holds]
     if not names:
         compared = any(not math.isnan(row["paper"]) for row in table.rows)

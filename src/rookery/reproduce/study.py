@@ -126,6 +126,11 @@ class Search:
     exchanges: int
 
 
+def cell_name(row: str, column: str) -> str:
+    """What a cell is called by its row and its column, which may be none."""
+    return f"{row}, {column}" if column else row
+
+
 @dataclass(frozen=True)
 class Cell:
     """One experiment of a study: a row and a column of its table, and the paper's numbers by measure.
@@ -143,7 +148,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"{self.row}, {self.column}" if self.column else self.row
+        return cell_name(self.row, self.column)
 
     def seeds(self, asked: int) -> int:
         """How many seeds it is run with."""
