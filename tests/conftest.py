@@ -18,8 +18,9 @@ import pytest
 # Tracing makes objects by the million and hardly any rubbish: looking for it takes a sixth of the time.
 gc.set_threshold(100_000, 20, 100)
 
-# Files of few and long tests, most of which wait for other processes: first, so that nobody waits for them in the end.
+# The longest files, those first whose tests wait for other processes: so that nobody waits for them in the end.
 LONG = ("test_page.py", "test_frameworks.py", "test_wheel.py", "test_processes.py", "test_kills.py")
+LONG += ("test_properties.py", "test_docs.py", "test_reproduce.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,13 +52,15 @@ class Compilations:
 
 
 MAPS = Path("/proc/self/maps")
+_tests = [0]
 
 
 @pytest.fixture(autouse=True)
 def few_memory_maps():
     """Compiled programs hold memory maps, of which Linux gives a process 65,530; before they run out, drop them."""
     yield
-    if MAPS.is_file() and MAPS.read_bytes().count(b"\n") > 30_000:
+    _tests[0] += 1  # counting them takes as long as a short test does
+    if _tests[0] % 20 == 0 and MAPS.is_file() and MAPS.read_bytes().count(b"\n") > 30_000:
         jax.clear_caches()
         gc.collect()
 

@@ -244,6 +244,7 @@ def judge(file: str, source: str) -> Verdict | None:
     return None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("file", JUDGES)
 def test_every_file_has_mutants(file):
     found = mutants(source_of(file))

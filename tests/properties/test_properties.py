@@ -18,10 +18,15 @@ every_case = pytest.mark.parametrize("case", CASES, ids=by_name)
 one_each = pytest.mark.parametrize("case", ONE_EACH, ids=by_name)
 
 
-def on(cases):
-    """Parametrizes over cases and the problems each solves."""
-    pairs = on_beds(cases)
-    return pytest.mark.parametrize(("case", "name"), pairs, ids=[f"{by_name(case)}-{name}" for case, name in pairs])
+def on(cases, in_full=False):
+    """Parametrizes over cases and the problems each solves; those after a case's first only in the full suite, if so
+    asked."""
+    pairs = [
+        pytest.param(case, name, marks=[pytest.mark.full] * (in_full and name != case.beds[0]))
+        for case, name in on_beds(cases)
+    ]
+    names = [f"{by_name(case)}-{name}" for case, name in on_beds(cases)]
+    return pytest.mark.parametrize(("case", "name"), pairs, ids=names)
 
 
 def test_every_method_has_its_rows():
@@ -40,7 +45,7 @@ def test_exactness_class(case, name):
     checks.exactness(case, name)
 
 
-@on(ONE_EACH)
+@on(ONE_EACH, in_full=True)
 def test_compiled_equals_eager(case, name):
     checks.engines_agree(case, name)
 

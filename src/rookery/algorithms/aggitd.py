@@ -32,7 +32,7 @@ class AggITD(TwoLoop):
       lr: alpha for x and beta for y.
       neumann_step: lambda.
       lower_rounds: N.
-      lower_steps: local steps of a lower round, an int, `rk.FixedSteps` or `rk.RandomSteps`.
+      lower_steps: local steps of a lower round, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.StepsBy`.
       upper_steps: tau_i, local steps of the upper round, likewise.
       lower_solver: "svrg" (two exchanges a lower round) or "sgd" (one, which then carries the product as well).
       scaled_rates: divide alpha and beta by the client's number of steps.

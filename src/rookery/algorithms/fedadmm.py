@@ -34,7 +34,7 @@ class FedADMM:
     Args:
       lr: eta, the local step size.
       gamma: the penalty: a number, or `rk.PerClient`.
-      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
+      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps`, `rk.StepsBy` or `rk.Epochs`.
       weight_decay: added times x to every gradient.
 
     Exchanges per round: 1. Floats per client: dim x down, dim x up.

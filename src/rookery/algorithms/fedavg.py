@@ -30,7 +30,7 @@ class FedAvg:
 
     Args:
       lr: eta, the local step size; a plain number where the problem has one sequence.
-      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
+      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps`, `rk.StepsBy` or `rk.Epochs`.
       normalised: take McMahan's normalised mean.
       weight_decay: added times x to every gradient.
       server: `rk.ServerOptimiser(optax.adam, ...)`, which takes the mean of x - x_i for a gradient; or a mapping that

@@ -32,7 +32,7 @@ class FedBiO(OneLoop):
 
     Args:
       lr: eta, the step sizes (the paper's eta, gamma and tau for x, y and u = v).
-      local_steps: I, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
+      local_steps: I, an int, `rk.FixedSteps`, `rk.RandomSteps`, `rk.StepsBy` or `rk.Epochs`.
       drift: `rk.ControlVariates()` or `rk.Duals(gamma, a, d)`, which make local steps exact; None: none.
       server: `rk.ServerOptimiser(optax.adam, ...)`, which takes z - z_i for a gradient, or a mapping that gives some
         sequences one; None: the average.

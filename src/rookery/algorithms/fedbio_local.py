@@ -39,7 +39,7 @@ class FedBiOLocal:
 
     Args:
       lr: eta for x and gamma for y (and a rate for v with `rk.Tracked()`).
-      local_steps: I, an int, `rk.FixedSteps` or `rk.RandomSteps`.
+      local_steps: I, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.StepsBy`.
       hypergradient: how v is found: `rk.Neumann(terms, step)` (the paper), `rk.ConjugateGradient(iterations)`, or
         `rk.Tracked()`.
 

@@ -36,7 +36,7 @@ class FedDyn:
     Args:
       lr: eta, the local step size.
       alpha: the weight of the regulariser, above 0.
-      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
+      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps`, `rk.StepsBy` or `rk.Epochs`.
       weight_decay: added times x to every gradient.
 
     Exchanges per round: 1. Floats per client: dim x down, dim x up.

@@ -33,7 +33,7 @@ class FedNest(TwoLoop):
       neumann_step: lambda.
       neumann_terms: T, the length of the Neumann series.
       lower_rounds: N.
-      lower_steps: local steps of a lower round, an int, `rk.FixedSteps` or `rk.RandomSteps`.
+      lower_steps: local steps of a lower round, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.StepsBy`.
       upper_steps: tau_i, local steps of the upper round, likewise.
       lower_solver: "svrg" (two exchanges a lower round) or "sgd" (one).
       scaled_rates: divide alpha and beta by the client's number of steps.

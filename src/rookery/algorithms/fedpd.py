@@ -36,7 +36,7 @@ class FedPD:
       lr: the local step size.
       eta: 1 / the penalty.
       skip: p, the probability that a local round ends without communication.
-      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
+      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps`, `rk.StepsBy` or `rk.Epochs`.
       weight_decay: added times x to every gradient.
 
     Exchanges per round: 1. Floats per client: dim x + 1 down, dim x up. All clients take part in every round.

@@ -24,7 +24,7 @@ class FedProx:
     Args:
       lr: eta, the local step size.
       mu: the weight of the proximal term.
-      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
+      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps`, `rk.StepsBy` or `rk.Epochs`.
       normalised: divide by the cohort's weight in place of inclusion probabilities.
       weight_decay: added times x to every gradient.
 

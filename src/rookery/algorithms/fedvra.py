@@ -81,7 +81,7 @@ class FedVRA(VarianceReduced):
       gamma: the penalty: a number, or `rk.PerClient`.
       a: the dual step size: a number, a schedule, or `rk.PerClient`; 0 leaves the duals at 0.
       d: the aggregation step size: "inverse-probability" (1 / pi_i), "equal-progress" (FedNova's, see there), or as a.
-      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
+      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps`, `rk.StepsBy` or `rk.Epochs`.
       weight_decay: added times x to every gradient.
 
     Exchanges per round: 1. Floats per client: dim x down, dim x + 1 up: gamma_i (x_i - x), and a_i (and d_i where it is

@@ -39,7 +39,7 @@ class FedVRAU(VarianceReduced):
       gamma: the penalty: a number, or `rk.PerClient`.
       a: the dual step size: a number, a schedule, or `rk.PerClient`.
       d: the aggregation step size: "inverse-probability", "equal-progress", or as a.
-      local_steps: Q_i, steps on x: an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
+      local_steps: Q_i, steps on x: an int, `rk.FixedSteps`, `rk.RandomSteps`, `rk.StepsBy` or `rk.Epochs`.
       client_lr: eta_y, the step size of y.
       client_steps: Q_y, steps on y, likewise.
       client_set: Y_i, which y_i is in from its first step on; None: the problem's own.

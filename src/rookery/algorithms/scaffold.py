@@ -38,7 +38,7 @@ class Scaffold:
     Args:
       lr: eta, the local step size.
       server_lr: gamma, the server's.
-      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
+      local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps`, `rk.StepsBy` or `rk.Epochs`.
       weight_decay: added times x to every gradient.
 
     Exchanges per round: 1. Floats per client: 2 dim x down, 2 dim x up.

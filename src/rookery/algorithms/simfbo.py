@@ -33,7 +33,7 @@ class SimFBO(TwoRates):
     Args:
       lr: eta, the clients' step sizes.
       server_lr: gamma, the server's step sizes; None: the same as `lr`.
-      local_steps: tau_i, an int, `rk.FixedSteps`, `rk.RandomSteps` or `rk.Epochs`.
+      local_steps: tau_i, an int, `rk.FixedSteps`, `rk.RandomSteps`, `rk.StepsBy` or `rk.Epochs`.
       coefficients: a_k: None (all 1), a table of shape (steps,) or (clients, steps), or a function of
         (k, client, round).
       radius: r of the ball for v; None: no projection.
