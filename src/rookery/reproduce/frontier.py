@@ -211,6 +211,8 @@ of steps anew in every round, from 1 to twice the chosen one less 1.
     claims_heading="What was aimed at",
     misses_heading="Missed",
     remarks=f"""
+- Tuned rows that are not there yet are on [an older page](frontier-older.md), with the library's initial values and up
+  to 40 local steps.
 - For all methods the choice is on one seed.
 - Earlier versions of this study were looked at, with their test accuracies: settings were tried for 100 exchanges,
   after which one of them collapsed; all had one grid of rates; local steps ended at 40, which was chosen. All was

@@ -15,7 +15,7 @@ from rookery.experiments.tune import Tuning
 from rookery.runs.table import Table
 
 # Said of cells that shared a machine.
-SIDE_BY_SIDE = "Up to eight of the cells on the GPU ran at a time, so that each took longer than it would alone."
+SIDE_BY_SIDE = "Up to 21 cells ran on the GPU at a time, so that each took many times as long as it would alone."
 
 
 @dataclass(frozen=True)
