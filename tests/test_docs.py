@@ -53,7 +53,7 @@ def write_files(page: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "lines"), SHELL, ids=[f"{page.stem}-{number}" for number, (page, _) in enumerate(SHELL)]
 )
-def test_commands_run(page, lines, tmp_path, monkeypatch, capsys):
+def test_commands_run(page, lines, tmp_path, monkeypatch, capfd):
     """The commands of one block, in their order and in one folder: later ones may go on from earlier ones."""
     monkeypatch.chdir(tmp_path)
     write_files(page, tmp_path)
@@ -62,7 +62,7 @@ def test_commands_run(page, lines, tmp_path, monkeypatch, capsys):
     for command in lines:
         if command.startswith("rookery "):
             assert main(shlex.split(command)[1:]) == 0, command
-            assert capsys.readouterr().out, command
+            assert capfd.readouterr().out, command
 
 
 @pytest.mark.parametrize("command", [line for _, lines in SHELL for line in lines if not line.startswith("rookery ")])

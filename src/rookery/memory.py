@@ -16,7 +16,7 @@ _LIMIT = Path("/sys/fs/cgroup/memory.max")  # of what this process is part of, o
 @cache
 def available() -> int:
     """The bytes of memory that this machine has for arrays, on its device."""
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"])
     try:

@@ -69,6 +69,26 @@ def test_every_pair_is_equally_likely_under_uniform():
     np.testing.assert_allclose(observed, 1 / 15, atol=5 * (1 / 15 / DRAWS) ** 0.5)
 
 
+@pytest.mark.parametrize("m, population", [(1, 1), (3, 6), (5, 6), (6, 6)])
+def test_every_set_is_equally_likely_under_uniform(m, population):
+    draw = jax.jit(jax.vmap(lambda key: jnp.sort(rk.Uniform(m).draw(key, population)[0])))
+    sets = dict.fromkeys(itertools.combinations(range(population), m), 0)
+    for row in np.asarray(draw(jax.random.split(jax.random.key(1), DRAWS))):
+        sets[tuple(row.tolist())] += 1
+    np.testing.assert_allclose(np.array(list(sets.values())) / DRAWS, 1 / len(sets), atol=5 * DRAWS**-0.5 / 2)
+
+
+@pytest.mark.parametrize("m, population", [(7, 8), (64, 64), (100, 120), (30, 2**31 - 1)])
+def test_a_cohort_is_that_of_floyds_method_step_by_step(m, population):
+    for seed in range(10):
+        key = jax.random.key(seed)
+        last = np.arange(population - m, population)
+        taken: list[int] = []
+        for t, j in zip(np.asarray(jax.random.randint(key, (m,), 0, last + 1, dtype=jnp.int32)).tolist(), last):
+            taken.append(int(j) if t in taken else t)
+        assert rk.Uniform(m).draw(key, population)[0].tolist() == taken
+
+
 @pytest.mark.parametrize("name", ["uniform", "with-replacement", "bernoulli-each", "weighted"])
 def test_means_are_unbiased_under_every_scheme(name):
     """One exchange of a method that changes nothing, averaged over many rounds of a run."""

@@ -156,6 +156,7 @@ CASES = [
     Case("fedbioacc I=1", "fedbioacc", {"local_steps": 1}, **STORM),
     Case("fedbioacc I=2", "fedbioacc", {"local_steps": 2}, **STORM),
     Case("fedbioacc I=5", "fedbioacc", {"local_steps": 5}, order=1, **STORM),
+    Case("fedbioacc own I=2", "fedbioacc", {"local_steps": 2}, **LOCAL_STORM),
     Case("fedmsa K=1", "fedmsa", {"local_clients": 3}, **MSA),
     Case("fedmsa K=4", "fedmsa", {"local_clients": 3, "local_steps": 4, "momentum": 0.5}, **MSA),
     Case(

@@ -62,7 +62,7 @@ def test_hyperrep_starts_from_one_network():
 def test_classify_learns(options):
     clients = 10 if "data" in options else 100
     result = learn("classify", rk.FedAvg, rounds=150, clients=clients, decay=1e-4, steps={"local_steps": 2}, **options)
-    assert result.history["accuracy"][-1] > 0.6 > 0.45 > result.history["accuracy"][0]
+    assert result.history["accuracy"][-1] > 0.55 > 0.45 > result.history["accuracy"][0]
     row = result.history.rows[-1]
     assert row["worst_client"] <= row["mean_client"] and row["spread"] >= 0
 

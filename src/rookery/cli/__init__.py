@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 import jax
 from rich.console import Console
 
-from rookery.cli import commands
+from rookery.cli import commands, processes
 from rookery.cli.show import show_list
+from rookery.engines.hosts import together
 from rookery.errors import InputError, unknown
 from rookery.runs.compiled import keep_compiled
 from rookery.runs.interrupts import listening
@@ -21,6 +24,7 @@ USAGE = """usage: rookery COMMAND
   rookery federate TASK METHOD [options]   the same with clients in processes of their own, which keep their data
   rookery export TASK METHOD -o FOLDER     what every party of a federation on NVFlare or Flower starts with
   rookery resume RUN                       go on with a run that was stopped, bit for bit
+  rookery launch -n 2 -- run TASK METHOD --engine mesh [options]   one run in several processes
   rookery compare TASK METHOD... [options] methods at equal exchanges, bytes and gradient evaluations
   rookery report RUN... -o report.html     one page with the curves, tables and settings of some runs
   rookery reproduce STUDY [--quick]        a paper's table or figure, with its numbers beside ours
@@ -36,7 +40,20 @@ NO_CACHE = "--no-cache"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and gives its exit status."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _main(list(sys.argv[1:] if arguments is None else arguments))
+    except Exception:
+        if not together():
+            raise
+        traceback.print_exc()
+        status = 1
+    if status and together():  # the others may be waiting for this one, and it would wait for them
+        sys.stdout.flush()
+        os._exit(status)
+    return status
+
+
+def _main(arguments: list[str]) -> int:
     console = Console(highlight=False)
     try:
         with listening():
@@ -72,6 +89,7 @@ COMMANDS: dict[str, Callable[[list[str], Console], int]] = {
     "federate": commands.federate,
     "export": commands.export,
     "resume": commands.resume,
+    "launch": processes.launch,
     "compare": commands.compare,
     "report": commands.report,
     "reproduce": commands.reproduce,

@@ -17,6 +17,7 @@ from rookery.cli.forms import fill, make_form, parse_form, parse_method, parse_o
 from rookery.cli.show import show_comparison, show_counts, show_results, show_study, show_tuning
 from rookery.data.catalogue import by_column, load
 from rookery.data.partitions import class_counts, parse
+from rookery.engines.hosts import join, leads, together
 from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError
 from rookery.experiments import api, loopback
@@ -42,6 +43,7 @@ from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
 from rookery.runs.check import check as check_method
 from rookery.runs.folder import make_folder
+from rookery.runs.interrupts import wait_for_turn
 from rookery.runs.plot import plot_counts
 from rookery.runs.progress import Bars
 from rookery.runs.report import write_report
@@ -93,6 +95,7 @@ def run(arguments: list[str], console: Console) -> int:
     task, row = find_task(task_name), find_method(words[1])
     parsed = parse_options(task_name, task, row, arguments[2:], RunOptions)
     experiment = Experiment(task_name, parsed.task, row.name, parsed.method, parsed.run)
+    console = _joined(experiment, console)
     places: list[Path] = []
     try:
         with watched(experiment, console) as callbacks:
@@ -107,6 +110,16 @@ def run(arguments: list[str], console: Console) -> int:
         console.print(said, markup=False, soft_wrap=True)
         return 130
     return _conclude(console, short_name(row.name), result, folder, experiment)
+
+
+def _joined(experiment: Experiment, console: Console) -> Console:
+    """Joins the other processes of a run that is on several; all but the first are silent."""
+    if experiment.options.engine == "mesh":
+        join()
+    if not together():
+        return console
+    wait_for_turn()
+    return console if leads() else Console(quiet=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,6 +265,7 @@ def resume(arguments: list[str], console: Console) -> int:
         return 0
     if federated:
         return _watched_federation(experiment, folder, console)
+    console = _joined(experiment, console)
     try:
         with watched(experiment, console) as callbacks:
             result, _ = resume_folder(folder, callbacks)
@@ -292,6 +306,8 @@ def _sentences(console: Console) -> Iterator[None]:
 
 def _conclude(console: Console, name: str, result: Result, folder: Path, experiment: Experiment) -> int:
     """Says how a run ended and where its results are; gives the exit status."""
+    if not leads():
+        return 0
     show_results(console, {name: result})
     say = lambda text: console.print(text, markup=False, soft_wrap=True)
     say(f"results in {folder}")

@@ -277,44 +277,89 @@ def _flatten(clients: list[Tree], what: str, names: tuple[str, ...] = ()) -> Lev
         raise InputError(f"{what}: client {_name(names, 0)} holds no arrays; give each client a pytree of arrays")
     columns: list[list[np.ndarray]] = [[] for _ in range(structure.num_leaves)]
     sizes = []
-    first = _name(names, 0)
     for place, client in enumerate(clients):
-        i = _name(names, place)
-        if jax.tree.structure(client) != structure:
-            raise InputError(
-                f"{what}: client {i} has structure {jax.tree.structure(client)}, client {first} has {structure}; "
-                "all clients must be alike"
-            )
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(client)]
-        lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
-        if None in lengths:
-            raise InputError(f"{what}: client {i} has a leaf without an axis of examples; every leaf needs one")
-        if len(lengths) > 1:
-            raise InputError(
-                f"{what}: client {i} has leaves of {' and '.join(sorted(map(str, lengths)))} examples; "
-                "all leaves of a client must have the same number"
-            )
-        if lengths == {0}:
-            raise InputError(f"{what}: client {i} has no examples; every client needs at least one")
+        given, own = jax.tree.flatten(client)
+        leaves = [np.asarray(leaf) for leaf in given]
+        if own != structure or not _alike(leaves, columns):
+            raise InputError(f"{what}: client {_name(names, place)} {_fault(leaves, own, columns, structure, names)}")
         for column, leaf in zip(columns, leaves):
-            if not (np.issubdtype(leaf.dtype, np.number) or leaf.dtype == bool):
-                raise InputError(f"{what}: client {i} has a leaf of type {leaf.dtype}; leaves must be numbers")
-            if column and (leaf.shape[1:], leaf.dtype.kind) != (column[0].shape[1:], column[0].dtype.kind):
-                raise InputError(
-                    f"{what}: client {i} has examples of shape {leaf.shape[1:]} and type {leaf.dtype}, client {first} "
-                    f"of shape {column[0].shape[1:]} and type {column[0].dtype}; all clients must be alike"
-                )
-            if leaf.dtype.kind in "fc" and not np.isfinite(leaf).all():
-                where = np.argwhere(~np.isfinite(leaf))[0]
-                place_of = f"row {where[0]}" + (f", column {where[1]}" if leaf.ndim > 1 else "")
-                raise InputError(
-                    f"{what}: client {i} has a value that is NaN or infinite, in {place_of}; all must be finite"
-                )
             column.append(leaf)
-        sizes.append(lengths.pop())
+        sizes.append(len(leaves[0]))
     size = np.asarray(sizes, np.int32)
     offset = np.concatenate([[0], np.cumsum(size)[:-1]]).astype(np.int32)
-    return Level(jax.tree.unflatten(structure, [np.concatenate(column) for column in columns]), offset, size)
+    rows = [_joined(column) for column in columns]
+    for leaf in rows:
+        if leaf.dtype.kind in "fc" and not np.isfinite(leaf).all():
+            row, *rest = np.argwhere(~np.isfinite(leaf))[0]
+            place = int(np.searchsorted(offset, row, side="right")) - 1
+            where = f"row {row - offset[place]}" + (f", column {rest[0]}" if rest else "")
+            raise InputError(
+                f"{what}: client {_name(names, place)} has a value that is NaN or infinite, in {where}; all must be "
+                "finite"
+            )
+    return Level(jax.tree.unflatten(structure, rows), offset, size)
+
+
+def _alike(leaves: list[np.ndarray], columns: list[list[np.ndarray]]) -> bool:
+    """Whether a client's leaves are numbers, of as many examples each, and shaped like the first client's."""
+    size = leaves[0].shape[0] if leaves[0].ndim else 0
+    return size > 0 and all(
+        leaf.ndim > 0
+        and leaf.shape[0] == size
+        and leaf.dtype.kind in "biufc"
+        and (not column or (leaf.shape[1:], leaf.dtype.kind) == (column[0].shape[1:], column[0].dtype.kind))
+        for leaf, column in zip(leaves, columns, strict=True)
+    )
+
+
+def _fault(leaves: list[np.ndarray], own: Any, columns: list[list[np.ndarray]], structure: Any, names: tuple) -> str:
+    """What is wrong with a client's leaves."""
+    first = _name(names, 0)
+    if own != structure:
+        return f"has structure {own}, client {first} has {structure}; all clients must be alike"
+    lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
+    if None in lengths:
+        return "has a leaf without an axis of examples; every leaf needs one"
+    if len(lengths) > 1:
+        return (
+            f"has leaves of {' and '.join(sorted(map(str, lengths)))} examples; all leaves of a client must have the "
+            "same number"
+        )
+    if lengths == {0}:
+        return "has no examples; every client needs at least one"
+    for column, leaf in zip(columns, leaves):
+        if leaf.dtype.kind not in "biufc":
+            return f"has a leaf of type {leaf.dtype}; leaves must be numbers"
+        if column and (leaf.shape[1:], leaf.dtype.kind) != (column[0].shape[1:], column[0].dtype.kind):
+            return (
+                f"has examples of shape {leaf.shape[1:]} and type {leaf.dtype}, client {first} of shape "
+                f"{column[0].shape[1:]} and type {column[0].dtype}; all clients must be alike"
+            )
+    raise AssertionError("nothing is wrong")
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    """The arrays one after another."""
+    shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
+    return np.concatenate(arrays, out=_aligned(shape, np.result_type(*{array.dtype for array in arrays})))
+
+
+def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array in memory that a program on this machine's CPU reads where it is: XLA copies what begins elsewhere."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + size].view(dtype).reshape(shape)
+
+
+def _as(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """The array in another type."""
+    made = _aligned(array.shape, dtype)
+    made[...] = array
+    return made
+
+
+_ALIGNMENT = 64  # bytes
 
 
 def _weights(weights: Any, sizes: np.ndarray) -> np.ndarray:
@@ -363,10 +408,10 @@ def cast(levels: Mapping[str, Level], dtype: Any) -> dict[str, Level]:
         if rows.dtype.kind == "f":
             if rows.dtype.itemsize > np.dtype(dtype).itemsize:
                 _refuse_beyond(rows, np.finfo(dtype).max, f'{np.dtype(dtype)}; precision="float64" holds more')
-            return rows.astype(dtype, copy=False)
+            return rows if rows.dtype == dtype else _as(rows, dtype)
         if rows.dtype not in (np.int64, np.uint64):
             return rows
         _refuse_beyond(rows, np.iinfo(np.int32).max, "whole numbers are held in 32 bits; floats hold more")
-        return rows.astype(np.int32)
+        return _as(rows, np.int32)
 
     return {name: Level(jax.tree.map(leaf, level.rows), level.offset, level.size) for name, level in levels.items()}

@@ -1,4 +1,4 @@
-"""Where a run takes place: compiled on this machine, or client by client."""
+"""Where a run takes place: compiled on this machine, on many devices, or client by client."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 from rookery.engines.base import Engine
 from rookery.engines.eager import Eager
 from rookery.engines.local import Local
+from rookery.engines.mesh import Mesh
 from rookery.errors import InputError, unknown
 from rookery.federation.protocols import fulfils
 
-ENGINES = {"local": Local, "eager": Eager}
+ENGINES = {"local": Local, "mesh": Mesh, "eager": Eager}
 
-__all__ = ["ENGINES", "Eager", "Engine", "Local", "find_engine"]
+__all__ = ["ENGINES", "Eager", "Engine", "Local", "Mesh", "find_engine"]
 
 
 def find_engine(engine: Any) -> Engine:
@@ -24,6 +25,6 @@ def find_engine(engine: Any) -> Engine:
     if fulfils(engine, Engine):
         return engine
     raise InputError(
-        f"engine: {engine!r} was given; allowed are {', '.join(ENGINES)}, rk.Local(...), rk.Eager(...) and what has "
-        "open(prepared, ledger)"
+        f"engine: {engine!r} was given; allowed are {', '.join(ENGINES)}, rk.Local(...), rk.Mesh(...), rk.Eager(...) "
+        "and what has open(prepared, ledger)"
     )

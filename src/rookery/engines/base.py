@@ -28,6 +28,13 @@ class ServerInputs(NamedTuple):
     key: Any  # of the run
 
 
+class Seats(NamedTuple):
+    """On which device every client's data and record are, and which they are of those on it."""
+
+    device: Any
+    place: Any
+
+
 class Inputs(NamedTuple):
     """What the program of a run on one machine reads and never changes, everybody's data among it; all of it traced."""
 
@@ -36,6 +43,7 @@ class Inputs(NamedTuple):
     levels: Mapping[str, Level]
     weights: Any
     key: Any  # of the run
+    seats: Seats | None = None  # None: everything is in one place, in the order of clients
 
     @property
     def server(self) -> ServerInputs:
@@ -87,8 +95,15 @@ class Advance:
 class Session(Protocol):
     """A run in progress on some engine."""
 
-    carry: Carry
-    ledger: Ledger
+    @property
+    def carry(self) -> Carry:
+        """Where the run stands."""
+        ...
+
+    @property
+    def ledger(self) -> Ledger:
+        """What it has cost so far."""
+        ...
 
     def start(self) -> None:
         """What the method does once, before the first round."""

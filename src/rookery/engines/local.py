@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ import numpy as np
 
 from rookery.data.batches import Shard, shard
 from rookery.data.federated import Level, cast
-from rookery.engines.base import Advance, Carry, Inputs, PreparedRun, non_finite
+from rookery.engines.base import Advance, Carry, Inputs, PreparedRun, Seats, non_finite
 from rookery.federation import counts
 from rookery.federation.client import Call, ProgramConfig, Record, answer
 from rookery.federation.cohort import Cohort
@@ -26,6 +27,8 @@ from rookery.federation.sampling import Members
 from rookery.federation.scaled import summands
 from rookery.federation.steps import check_count
 from rookery.vectors import row
+
+RARELY = 50  # times as long as a copy of the carry takes, at least, until it is copied again
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,16 @@ class Local:
 
 @dataclass(frozen=True)
 class Program:
-    """The static side of a compiled run: two equal programs share one compilation."""
+    """The static side of a compiled run: two equal programs share one compilation.
+
+    Where clients are on several devices, each runs the program with its own; all of them draw the same cohorts and
+    change the server's state alike, and sums go over `axis`.
+    """
 
     config: ProgramConfig
     at_once: int
+    axis: str | None = None  # that of devices, if there are several
+    ordered: bool = False  # whether sums over devices are in the order of clients
 
     def round(self, inputs: Inputs, carry: Carry) -> tuple[Carry, Totals, jax.Array]:
         """One round as a pure function: the new carry, what it cost, and whether everything is still finite."""
@@ -97,10 +106,23 @@ class Program:
         return jax.lax.while_loop(lambda loop: (loop[2] < rounds) & loop[3], body, first)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
 def advance(program: Program, inputs: Inputs, carry: Carry, rounds: Any) -> tuple:
-    """The compiled form of `Program.advance`, cached over runs."""
+    """The compiled form of `Program.advance`, cached over runs. It takes the carry over: the store of all clients'
+    records is changed where it is, and not copied."""
     return program.advance(inputs, carry, rounds)
+
+
+@jax.jit
+def copied(carry: Carry) -> Carry:
+    """A carry of its own, which `advance` may take over."""
+    return jax.tree.map(jnp.copy, carry)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _copied_into(place: Carry, carry: Carry) -> Carry:
+    """A copy in the place of another, which is given up."""
+    return jax.tree.map(lambda old, new: old.at[...].set(new), place, carry)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -109,32 +131,102 @@ def start(program: Program, inputs: Inputs, carry: Carry) -> tuple:
     return program.start(inputs, carry)
 
 
+class _Standing(NamedTuple):
+    """Where a run stands. Replaced as a whole, since an interrupt may come at any moment."""
+
+    carry: Carry | None  # None: a call has taken it over
+    ledger: Ledger
+    held: Carry | None = None  # a copy from some rounds ago
+    since: int = 0  # how many
+
+
 class LocalSession:
-    """A run in progress: its carry stays on the device between calls."""
+    """A run in progress: its carry stays on the device between calls.
+
+    A call takes the carry over, so that what it began from is gone. Rounds are a function of the carry: where a call
+    diverges, or an interrupt comes before its end, what there was is found by running up to it again from a copy that
+    is held. The copy is made anew where that takes a small part of the time since.
+    """
 
     def __init__(self, program: Program, prepared: PreparedRun, ledger: Ledger):
         self.program = program
-        self.inputs: Inputs = jax.device_put(prepared.inputs)
-        self.carry: Carry = jax.device_put(prepared.carry)
-        self.ledger = ledger
+        self.inputs = self._put_inputs(prepared.inputs)
+        self._at = _Standing(copied(self._put_carry(prepared.carry)), ledger)
+        self._copied_at, self._copy_seconds = 0.0, 0.0  # when, and how long it took
         self._test: Shard | None = None  # the clients' test examples, when they are first asked for
 
+    @property
+    def ledger(self) -> Ledger:
+        return self._at.ledger
+
+    @property
+    def carry(self) -> Carry:
+        return self._whole(self.standing)
+
+    @property
+    def standing(self) -> Carry:
+        """The carry as it is on the devices; the next call takes it over."""
+        if self._at.carry is None:  # found again
+            at = self._at
+            assert at.held is not None
+            carry, _, _, _ = self._advance(copied(at.held), at.since)
+            self._at = at._replace(carry=carry)
+        return self._at.carry  # type: ignore[return-value]
+
+    def _whole(self, carry: Carry) -> Carry:
+        """A carry as others see it: in the order of clients."""
+        return carry
+
+    def _put_inputs(self, inputs: Inputs) -> Inputs:
+        return jax.device_put(inputs)
+
+    def _put_carry(self, carry: Carry) -> Carry:
+        return jax.device_put(carry)
+
+    def _advance(self, carry: Carry, rounds: int) -> tuple:
+        return advance(self.program, self.inputs, carry, jnp.int32(rounds))
+
+    def _start(self, carry: Carry) -> tuple[Carry, Totals]:
+        return start(self.program, self.inputs, carry)
+
     def start(self) -> None:
-        self.carry, cost = start(self.program, self.inputs, self.carry)
-        self.ledger.add(cost)
+        carry, cost = self._start(self.standing)
+        self._at = _Standing(copied(carry), self._costing(cost))
 
     def advance(self, rounds: int) -> Advance:
-        before = self.carry
-        carry, cost, done, finite = advance(self.program, self.inputs, before, jnp.int32(rounds))
-        if bool(finite):
-            self._keep(carry, cost)
-            return Advance(int(done))
-        # The rounds are a function of the carry, so the last good one is found by running up to it again: that costs
-        # time in a diverging run alone, and no run need copy the clients' states.
-        good = int(done) - 1
-        kept, cost, _, _ = advance(self.program, self.inputs, before, jnp.int32(good))
-        self._keep(kept, cost)
-        return Advance(good, non_finite(carry))
+        self._hold()
+        done, broken = self._call(rounds)
+        if not broken:
+            return Advance(done)
+        self._call(done - 1)  # up to the last good one
+        return Advance(done - 1, broken)
+
+    def _call(self, rounds: int) -> tuple[int, tuple[str, ...]]:
+        """Some rounds: how many were run, and what is not finite after them; in that case nothing has changed."""
+        carry, at = self.standing, self._at
+        self._at = at._replace(carry=None)
+        carry, cost, done, finite = self._advance(carry, rounds)
+        if not bool(finite):
+            return int(done), non_finite(self._whole(carry)) or ("state",)
+        self._at = at._replace(carry=carry, ledger=self._costing(cost), since=at.since + int(done))
+        return int(done), ()
+
+    def _costing(self, cost: Totals) -> Ledger:
+        ledger = self.ledger.copy()
+        ledger.add(cost)
+        return ledger
+
+    def _hold(self) -> None:
+        """Holds a copy of where the run stands, unless the last one is recent for what a copy takes."""
+        carry, at, begun = self.standing, self._at, time.perf_counter()
+        if at.held is not None and begun - self._copied_at < RARELY * self._copy_seconds:
+            return
+        self._at = at._replace(held=None)
+        held = copied(carry) if at.held is None else _copied_into(at.held, carry)
+        jax.block_until_ready(held)
+        self._at = at._replace(held=held, since=0)
+        self._copied_at = time.perf_counter()
+        self._copy_seconds = self._copied_at - begun
 
     def measure(self, function: ClientMetrics, test: Level) -> dict[str, np.ndarray]:
         if self._test is None:  # on the device once, not at every evaluation
@@ -142,12 +234,6 @@ class LocalSession:
         config, largest = self.program.config, int(np.max(test.size))
         found = evaluate_all(config, function, largest, self._test, self.carry.state.z, self.carry.records)
         return {name: np.asarray(values) for name, values in found.items()}
-
-    def _keep(self, carry: Carry, cost: Totals) -> None:
-        """The new carry and what it cost, both or neither: an interrupt may come at any moment."""
-        ledger = self.ledger.copy()
-        ledger.add(cost)
-        self.carry, self.ledger = carry, ledger
 
 
 class _Trace:
@@ -227,34 +313,82 @@ class CompiledCohort(Cohort):
             """What the client of one slot answers: what its reply adds, its new record, its oracle calls."""
             nonlocal touched, reply
             call = Call(index, weight, probability, times, trace.round, trace.first, trace.key, key)
-            own = shard(inputs.levels, index)
+            own = shard(inputs.levels, index if inputs.seats is None else inputs.seats.place[index])
             result, touched = answer(config, inputs.method, phase, update, own, call, record, message)
             reply = result.reply
             return summands(reply), result.record, result.oracles
 
         one = jax.jit(one, inline=True)  # so that the shapes below and the loop share one trace of the phase
 
+        here = _here(inputs.seats, trace.program.axis, members)
+        full = self._full and inputs.seats is None
         # The cohort's records are read before its clients work, and written when all have: where one loop reads and
         # writes the store of all clients, XLA copies the whole of it for every client.
-        records = jax.tree.map(lambda store: store[members.index], trace.records)
-        times = jnp.maximum(members.count, 1).astype(members.expected.dtype)
-        slots = (records, members.index, self.weights, members.expected, times)
+        records = jax.tree.map(lambda store: store[here.place], trace.records)
+        own, weights, factors = here.members, self.weights[here.slot], factors[here.slot]
+        times = jnp.maximum(own.count, 1).astype(own.expected.dtype)
+        slots = (records, own.index, weights, own.expected, times)
         terms, _, _ = jax.eval_shape(one, *row(slots, 0))
-        share = jax.eval_shape(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype) * factors[0], terms))
+        ordered = trace.program.ordered
+        apart = factors.shape if ordered else ()  # one by one, to be added up in their order when all are there
+        share = jax.eval_shape(
+            lambda: jax.tree.map(lambda leaf: jnp.zeros((*apart, *leaf.shape), leaf.dtype) * factors[0], terms)
+        )
         sums = _Sums(
             total=_zeros(share),
             oracles=counts.zeros(len(ORACLES)),
             changed=(_zeros(records), trace.finite) if touched else None,
         )
-        at_once = min(trace.program.at_once, members.index.shape[0])
-        sums = _over_slots(one, slots, factors, members, at_once, sums, self._full)
+        at_once = min(trace.program.at_once, own.index.shape[0])
+        sums = _over_slots(one, slots, factors, own, at_once, sums, full, ordered)
+        sums = _over_devices(sums, trace.program.axis, here.slot if ordered else None)
         if sums.changed is not None:
             new, trace.finite = sums.changed
-            filled = jnp.where(members.count > 0, members.index, self.population)
+            filled = jnp.where(own.count > 0, here.place, self.population)
             trace.records = jax.tree.map(lambda store, own: store.at[filled].set(own, mode="drop"), trace.records, new)
         sent = trace.delivered.send(self._audience, message)
         trace.tally.exchange(phase, sent, reply, members.present, sums.oracles)
         return sums.total
+
+
+class _Here(NamedTuple):
+    """The members of a cohort whose data and records are on this device, the others' slots left unfilled."""
+
+    members: Members
+    slot: Any  # which slot of the cohort each of these is; a slice, where all are here
+    place: Any  # where its data and record are
+
+
+def _here(seats: Seats | None, axis: str | None, members: Members) -> _Here:
+    if seats is None:
+        return _Here(members, slice(None), members.index)
+    mine = seats.device[members.index] == jax.lax.axis_index(axis)
+    count = jnp.where(mine, members.count, 0)
+    slot = jnp.argsort(count == 0, stable=True)  # filled ones first
+    own = Members(members.index[slot], count[slot], members.expected[slot])
+    return _Here(own, slot, seats.place[own.index])
+
+
+def _over_devices(sums: _Sums, axis: str | None, slot: jax.Array | None) -> _Sums:
+    """What all devices found, on each of them; new records stay where they are. Where terms are apart, `slot` says
+    which of the cohort's each is."""
+    if axis is None:
+        return sums
+    total, changed = sums.total, sums.changed
+    if slot is not None:
+        total = jax.tree.map(lambda terms: jnp.zeros_like(terms).at[slot].set(terms), total)
+    total = jax.lax.psum(total, axis)
+    if slot is not None:  # each term is of one device, so that the sum above has rounded nothing
+        first = jax.tree.map(lambda terms: jnp.zeros_like(terms[0]), total)
+        add = lambda k, sum: jax.tree.map(lambda sum, terms: sum + terms[k], sum, total)
+        total = jax.lax.fori_loop(0, slot.shape[0], add, first)
+    if changed is not None:
+        changed = changed[0], jax.lax.pmin(changed[1].astype(jnp.int32), axis) > 0
+    return _Sums(
+        total=total,
+        oracles=counts.total(jnp.swapaxes(jax.lax.all_gather(sums.oracles, axis), 0, 1)),
+        changed=changed,
+    )
 
 
 class _Sums(NamedTuple):
@@ -274,8 +408,9 @@ def _over_slots(
     at_once: int,
     sums: _Sums,
     full: bool,
+    apart: bool,
 ) -> _Sums:
-    """Adds up `one` over the filled slots, `at_once` of them side by side."""
+    """Adds up `one` over the filled slots, `at_once` of them side by side; or keeps the terms apart."""
     count = factors.shape[0]
     full = full and count % at_once == 0
 
@@ -283,8 +418,13 @@ def _over_slots(
         reply, record, calls = one(*row(slots, slot))
         # An unfilled slot's reply may be anything: it is dropped, not multiplied by 0.
         masked = lambda leaf: leaf if full else jnp.where(members.count[slot] > 0, leaf, 0)
+
+        def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
+            term = masked(leaf * factors[slot])
+            return total.at[slot].set(term) if apart else total + term
+
         return _Sums(
-            total=jax.tree.map(lambda total, leaf: total + masked(leaf * factors[slot]), sums.total, reply),
+            total=jax.tree.map(add, sums.total, reply),
             oracles=counts.plus(sums.oracles, masked(calls)),
             changed=_changed(sums, slot, record, masked),
         )
@@ -301,6 +441,9 @@ def _over_slots(
             return leaf if full else jnp.where(jnp.expand_dims(filled, range(1, leaf.ndim)), leaf, 0)
 
         def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
+            if apart:
+                terms = masked(leaf) * jnp.expand_dims(weights, range(1, leaf.ndim))
+                return total.at[place].set(terms, mode="drop")
             # A product with the factors: a sum over the leading axis is many times slower on a CPU.
             return total + jnp.tensordot(weights, masked(leaf).astype(factors.dtype), axes=1)
 

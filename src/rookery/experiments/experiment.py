@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any, Literal
 from rookery.algorithms.registry import find_method
 from rookery.data.catalogue import by_column
 from rookery.data.partitions import Natural, parse
+from rookery.engines.hosts import leads, meet
 from rookery.errors import AdviceWarning, InputError
 from rookery.experiments.codec import CLASS, build, decode, encode
 from rookery.federation.sampling import All, Uniform
@@ -58,8 +60,8 @@ class CommonOptions:
     """Rounds between two evaluations; by default about 50 evaluations in all."""
     target: float | None = None
     """End the run when the task's main metric reaches this value."""
-    engine: Literal["local", "eager"] = "local"
-    """local: compiled; eager: client by client, the reference."""
+    engine: Literal["local", "mesh", "eager"] = "local"
+    """local: compiled; mesh: on all devices and hosts; eager: client by client, the reference."""
     precision: Literal["float32", "float64"] = "float32"
     """Floating-point type of everything."""
     checkpoint_every: str = "60s"
@@ -218,7 +220,7 @@ def launch(
     sequences.safetensors (the final parameters), result.json and state.safetensors, and plot.png.
     """
     name = f"{Path(experiment.task_name).stem}_{slug(short_name(experiment.method_name))}"
-    with open_folder(folder, name) as opened:
+    with own_folder(folder, name) as opened:
         with discarded_when_refused(opened):
             described = experiment.to_json()
             assembly = experiment.assemble()
@@ -261,11 +263,27 @@ def resume_folder(
     experiment = read_experiment(path)
     if has_ended(path):
         return Result.load(path), path
-    with open_folder(path, "", existing=True):
+    with own_folder(path, "", existing=True) as opened:
         assembly = experiment.assemble()
-        result = go(experiment, assembly, path, callbacks, resumed=True)
-        finish(path, result, experiment, assembly)
+        result = go(experiment, assembly, opened, callbacks, resumed=True)
+        finish(opened, result, experiment, assembly)
     return result, path
+
+
+@contextlib.contextmanager
+def own_folder(folder: Path | None, name: str, existing: bool = False) -> Iterator[Path]:
+    """A run's folder. Of several processes of one run the first has it, the others one of their own for the time."""
+    with contextlib.ExitStack() as stack:
+        if not leads():
+            opened = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
+            if existing:
+                shutil.copytree(Path(folder or "."), opened)
+            meet("folders")
+            stack.enter_context(open_folder(opened, name, existing))
+            yield opened
+            return
+        meet("folders")
+        yield stack.enter_context(open_folder(folder, name, existing))
 
 
 def go(

@@ -55,6 +55,25 @@ def _lottery(key: jax.Array, size: int, eligible: jax.Array | None = None) -> ja
     return jnp.argsort(tickets) if eligible is None else jnp.lexsort((tickets, ~eligible))
 
 
+def _different(key: jax.Array, m: int, population: int) -> jax.Array:
+    """`m` different numbers below `population`, every set equally likely, at a cost that depends on m alone.
+
+    Floyd's method: for k = 0, ..., m - 1 with j = population - m + k, draw t uniformly from 0..j and take it, or j
+    where t is taken already. That is so where the same t was drawn before, or where t is the j of an earlier k that was
+    taken for the same reason; so the reasons are chains, which are followed in log2(m) steps, all at once.
+    """
+    place = jnp.arange(m, dtype=jnp.int32)
+    last = population - m + place
+    drawn = jax.random.randint(key, (m,), 0, last + 1, dtype=jnp.int32)
+    order = jnp.argsort(drawn, stable=True)
+    again = jnp.diff(drawn[order], prepend=-1) == 0
+    taken = jnp.zeros(m, bool).at[order].set(again)
+    reason = jnp.where(drawn >= last[0], drawn - last[0], place)
+    for _ in range((m - 1).bit_length()):
+        taken, reason = taken | taken[reason], reason[reason]
+    return jnp.where(taken, last, drawn)
+
+
 class Sampling(ABC):
     """A sampling scheme. Subclasses are frozen dataclasses and pytrees: numbers traced, sizes static."""
 
@@ -135,7 +154,7 @@ class Uniform(Sampling):
         return jnp.full(population, self.m / population)
 
     def draw(self, key: jax.Array, population: int) -> tuple[jax.Array, jax.Array]:
-        return _lottery(key, population)[: self.m].astype(jnp.int32), jnp.ones(self.m, jnp.int32)
+        return _different(key, self.m, population), jnp.ones(self.m, jnp.int32)
 
     def check(self, population: int) -> None:
         _check_cohort(self.m, population, population)
@@ -159,10 +178,10 @@ class WithReplacement(Sampling):
         return jnp.full(population, 1 - (1 - 1 / population) ** self.m)
 
     def draw(self, key: jax.Array, population: int) -> tuple[jax.Array, jax.Array]:
-        drawn = jax.random.randint(key, (self.m,), 0, population, dtype=jnp.int32)
-        counts = jnp.zeros(population, jnp.int32).at[drawn].add(1)
-        index = jnp.argsort(-counts)[: self.slots(population)].astype(jnp.int32)
-        return index, counts[index]
+        drawn = jnp.sort(jax.random.randint(key, (self.m,), 0, population, dtype=jnp.int32))
+        slot = jnp.cumsum(jnp.diff(drawn, prepend=drawn[:1]) > 0)  # equal ones lie side by side and share one
+        empty = jnp.zeros(self.slots(population), jnp.int32)
+        return empty.at[slot].set(drawn), empty.at[slot].add(1)
 
     def check(self, population: int) -> None:
         _check_cohort(self.m, population, None)

@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 from rookery.data.batches import shard
 from rookery.data.federated import Clients
 from rookery.engines.base import Carry, Inputs, PreparedRun
-from rookery.engines.local import Local, Program, advance
+from rookery.engines.local import Local, Program, advance, copied
 from rookery.errors import InputError
 from rookery.federation.sampling import All
 from rookery.problems.base import Problem
@@ -121,7 +121,7 @@ def _affine(program: Program, inputs: Inputs, carry: Carry, probe: np.ndarray) -
     flat, unravel = ravel_pytree(floats)
 
     def round_of(w: np.ndarray) -> np.ndarray:
-        after = advance(program, inputs, back(unravel(jnp.asarray(w))), jnp.int32(1))[0]
+        after = advance(program, inputs, copied(back(unravel(jnp.asarray(w)))), jnp.int32(1))[0]
         return np.asarray(ravel_pytree(_floats(after)[0])[0])
 
     offset = round_of(np.zeros(flat.shape))

@@ -14,6 +14,13 @@ from collections.abc import Iterator
 from typing import Any
 
 _pending = False
+_at_once = True
+
+
+def wait_for_turn() -> None:
+    """From now on a Ctrl-C is remembered alone, for a place where several processes can stop together."""
+    global _at_once
+    _at_once = False
 
 
 @contextlib.contextmanager
@@ -41,6 +48,11 @@ def heed() -> None:
         raise KeyboardInterrupt
 
 
+def pending() -> bool:
+    """Whether there was a Ctrl-C that nobody has answered."""
+    return _pending
+
+
 def answered() -> None:
     """Says that a Ctrl-C has been answered, so that it is not raised again."""
     global _pending
@@ -50,4 +62,5 @@ def answered() -> None:
 def _remember(number: int, frame: Any) -> None:
     global _pending
     _pending = True
-    raise KeyboardInterrupt
+    if _at_once:
+        raise KeyboardInterrupt

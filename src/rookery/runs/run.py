@@ -18,6 +18,7 @@ import numpy as np
 from rookery.data.federated import Clients
 from rookery.engines import find_engine
 from rookery.engines.base import Carry, PreparedRun, Session
+from rookery.engines.hosts import agreed, together
 from rookery.engines.messaging import ClientsFailed
 from rookery.errors import DivergenceWarning, InputError, StorageError, failing
 from rookery.federation.evaluation import ClientMetrics
@@ -29,7 +30,7 @@ from rookery.metric import Metrics, measure, split
 from rookery.problems.base import Problem
 from rookery.runs.checkpoint import Checkpoints, Saver, open_checkpoints, read_plan
 from rookery.runs.fingerprint import fingerprint
-from rookery.runs.interrupts import answered, heed, listening
+from rookery.runs.interrupts import answered, heed, listening, pending
 from rookery.runs.own_metrics import OwnMetrics
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result, RunState, per_client
@@ -198,25 +199,27 @@ class _Loop:
             return self.result(ended, None)
         status, divergence = "done", None
         try:
-            if self.saver is not None:
-                self.saver.check_space(self.state())
-                self.tell_back()
+            if agreed(self.saver is not None):
+                state = self.state()
+                if self.saver is not None:
+                    self.saver.check_space(state)
+                    self.tell_back()
             for callback in self.callbacks:
                 if hasattr(callback, "compiling"):
                     callback.compiling()
             begun = time.perf_counter()
             self.session.advance(0)  # compiles, so that the seconds of the history are those of rounds
             self.compile_seconds = time.perf_counter() - begun
-            heed()
+            _heed_together()
             there = self.take_up(every, end)
             self.save()
             while self.round < end and not there and divergence is None:
                 evaluation = min(self.round + every - (self.round - self.first) % every, end)
                 pause = evaluation if self.saver is None else int(min(evaluation, self.saver.next(self.round)))
-                divergence = self.advance(min(pause - self.round, self.rounds_per_call))
+                divergence = self.advance(agreed(min(pause - self.round, self.rounds_per_call)))
                 if self.round == evaluation or (divergence is not None and self.history["round"][-1] != self.round):
                     there = self.record()
-                if divergence is None and self.saver is not None and self.saver.due(self.round):
+                if divergence is None and agreed(self.saver is not None and self.saver.due(self.round)):
                     self.save()
             if there:  # the last good state has met a target, wherever a chunk of rounds ended
                 divergence = None
@@ -247,7 +250,7 @@ class _Loop:
         took = time.perf_counter() - begun
         self.seconds += took
         self.round += done.rounds
-        heed()
+        _heed_together()
         if took < PATIENCE / 2 and rounds == self.rounds_per_call:
             self.rounds_per_call *= 2
         elif took > PATIENCE:
@@ -275,9 +278,11 @@ class _Loop:
 
     def save(self, status: str | None = None) -> None:
         """Writes a checkpoint, where the run writes any and has not done so in this round."""
-        if self.saver is not None and (status is not None or self.saver.last != self.round):
-            self.saver.save(self.state(), self.history, status)
-            self.tell_back()
+        if agreed(self.saver is not None and (status is not None or self.saver.last != self.round)):
+            state = self.state()  # to which every process gives its part
+            if self.saver is not None:
+                self.saver.save(state, self.history, status)
+                self.tell_back()
 
     def tell_back(self) -> None:
         """Tells a session with clients elsewhere how far back it may have to go: they keep their records so long."""
@@ -296,7 +301,8 @@ class _Loop:
 
     def measured(self) -> dict[str, float]:
         """The metrics where the run stands; those of clients are kept as a table."""
-        found = evaluate(self.metric, self.session.carry)
+        values = getattr(self.session, "values", None)  # where that is less than the whole carry
+        found = evaluate(self.metric, self.session.carry.values() if values is None else values)
         if self.own is None:
             return found
         if hasattr(self.session, "goes_on"):
@@ -346,10 +352,19 @@ def make_result(
     )
 
 
-def evaluate(metric: tuple[Any, Any], carry: Carry) -> dict[str, float]:
-    """The metrics of a carry as plain numbers."""
+def _heed_together() -> None:
+    """Raises a Ctrl-C that was swallowed or, where there are several processes, one that the first of them has had."""
+    if agreed(together() and pending()):
+        answered()
+        raise KeyboardInterrupt
+    if not together():
+        heed()
+
+
+def evaluate(metric: tuple[Any, Any], values: Values) -> dict[str, float]:
+    """The metrics of all sequences as plain numbers."""
     function, arrays = metric
-    return {name: float(value) for name, value in jax.device_get(measure(function, carry.values(), arrays)).items()}
+    return {name: float(value) for name, value in jax.device_get(measure(function, values, arrays)).items()}
 
 
 def reached(stop: Mapping[str, Any], measured: Mapping[str, float]) -> bool:

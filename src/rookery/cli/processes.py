@@ -1,0 +1,100 @@
+"""`rookery launch`: one run in several processes of this machine, as clusters start them. Imports errors, hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rich.console import Console
+
+from rookery.engines.hosts import environment
+from rookery.errors import InputError
+
+USE = "as in: rookery launch -n 2 -- run hyperrep simfbo --engine mesh"
+ALIKE = 2.0  # seconds in which processes end for the same reason
+PATIENCE = 10.0  # seconds until a process that was asked to end is killed
+
+
+def launch(arguments: list[str], console: Console) -> int:
+    """`rookery launch -n PROCESSES -- run TASK METHOD --engine mesh ...`, or `-- resume RUN`."""
+    if len(arguments) < 4 or arguments[0] != "-n" or arguments[2] != "--":
+        raise InputError(f"launch: a number of processes and a command are needed, {USE}")
+    if not arguments[1].isdigit() or not 1 <= int(arguments[1]) <= 1024:
+        raise InputError(f"launch: {arguments[1]!r} processes were given; a whole number from 1 to 1024 is needed")
+    command = arguments[3:]
+    if command[0] not in ("run", "resume"):
+        raise InputError(f"launch: {command[0]!r} was given; run and resume go over several processes, {USE}")
+    if command[0] == "run" and not _on_mesh(command):
+        raise InputError(f"launch: the run is not on the mesh, so each process would run all of it; {USE}")
+    return _together(command, int(arguments[1]), console)
+
+
+def _on_mesh(command: Sequence[str]) -> bool:
+    return "--engine=mesh" in command or ("--engine", "mesh") in pairwise(command)
+
+
+def _together(command: Sequence[str], processes: int, console: Console) -> int:
+    """Starts them, and ends them all when one of them fails; the first one's exit status."""
+    coordinator = f"127.0.0.1:{_free_port()}"
+    with tempfile.TemporaryFile() as said:  # what all but the first say: shown where one of them fails first
+        started = []
+        for process in range(processes):
+            where = {} if process == 0 else {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
+            environ = os.environ | environment(coordinator, processes, process)
+            started.append(subprocess.Popen([sys.executable, "-m", "rookery.cli", *command], env=environ, **where))
+        failed = None
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        try:
+            failed = _first_failure(started)
+        except KeyboardInterrupt:  # which a terminal has sent to all of them, and a program perhaps not
+            _end(started, signal.SIGINT)
+        finally:
+            _end(started, signal.SIGTERM)
+            signal.signal(signal.SIGTERM, before)
+        if failed not in (None, 0):
+            said.seek(0)
+            last = said.read().decode(errors="replace").strip().splitlines()[-1:]
+            console.print(f"launch: process {failed} ended first: {' '.join(last)}", markup=False, soft_wrap=True)
+        status = started[failed or 0].returncode
+        return status if status >= 0 else 128 - status
+
+
+def _first_failure(started: Sequence[subprocess.Popen]) -> int | None:
+    """Waits for all; the number of the first that ends with an error, if one does."""
+    while True:
+        ended = [process.poll() for process in started]
+        for number, status in enumerate(ended):
+            if status not in (None, 0):
+                with contextlib.suppress(subprocess.TimeoutExpired):  # what is wrong for one may be so for the first
+                    number = 0 if started[0].wait(ALIKE) else number
+                return number
+        if None not in ended:
+            return None
+        time.sleep(0.1)
+
+
+def _end(started: Sequence[subprocess.Popen], how: signal.Signals) -> None:
+    """Asks those that are still there to end, and waits; those that do not are killed."""
+    there = [process for process in started if process.poll() is None]
+    for process in there:
+        process.send_signal(how)
+    for process in there:
+        try:
+            process.wait(None if how == signal.SIGINT else PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,109 @@
+"""Tests of the mesh in a process with eight devices, which `test_mesh.py` starts: JAX counts them when it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import rookery as rk
+from engines.test_engines import SCHEMES, Everything
+from properties.checks import difference, run
+from properties.table import CASES, bed, by_name
+from rookery.engines.mesh import Layout
+
+FEW = ("simfbo controlled", "fedbioacc own I=2", "fednest N=2 T=3")
+EVERY = [pytest.param(case, marks=[pytest.mark.full] * (case.name not in FEW), id=by_name(case)) for case in CASES]
+
+
+def same(one: rk.Result, other: rk.Result, tolerance: float = 1e-12) -> None:
+    """The same numbers: sequences, everybody's records, ledgers."""
+    assert difference(one, other) <= tolerance
+    assert one.ledger == other.ledger
+    for a, b in zip(one.state.leaves, other.state.leaves, strict=True):
+        np.testing.assert_allclose(a, b, atol=tolerance, rtol=0)
+
+
+def test_there_are_eight():
+    assert jax.device_count() == 8
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_every_method_has_the_local_engines_numbers(case):
+    """On two devices, one of which has more clients, and on eight, most of which have none."""
+    method = case.make(rk.Rates(0.02))
+    local = run(bed(case.beds[0]), method, rounds=8, seed=5, **case.noisy)
+    for devices in (2, 8):
+        same(local, run(bed(case.beds[0]), method, rounds=8, seed=5, engine=rk.Mesh(devices), **case.noisy))
+
+
+@pytest.mark.parametrize("name", ["uniform", "bernoulli", pytest.param("with-replacement", marks=pytest.mark.full)])
+def test_the_whole_contract_holds(name):
+    """Start, loops of exchanges, `select`, `when`, states, and rounds in which nobody takes part."""
+    method, options = Everything(lr=rk.Rates(0.02)), {"sampling": SCHEMES[name], "batch_size": 2, "seed": 2}
+    local = run(bed("E1"), method, rounds=8, **options)
+    for engine in (rk.Mesh(2), rk.Mesh(3, at_once=2)):
+        same(local, run(bed("E1"), method, rounds=8, engine=engine, **options))
+
+
+@pytest.mark.parametrize("at_once", [None, 2])
+def test_in_order_it_is_the_same_to_the_last_bit_on_any_number_of_devices(at_once):
+    method = rk.Scaffold(lr=rk.Rates(0.05), local_steps=2)
+    on = lambda devices: rk.Mesh(devices, at_once=at_once, ordered=True)
+    results = [run(bed("E1a"), method, rounds=8, batch_size=2, engine=on(devices)) for devices in (1, 2, 3, 8)]
+    for other in results[1:]:
+        same(results[0], other, tolerance=0.0)
+
+
+def test_a_run_goes_on_on_another_number_of_devices(tmp_path):
+    exact, method = bed("E1a"), rk.Scaffold(lr=rk.Rates(0.05), local_steps=2)
+    options = {"sampling": rk.Uniform(2), "batch_size": 2, "precision": "float64", **exact.start(leaves=2)}
+    begun = {"rounds": 4, "checkpoints": rk.Checkpoints(tmp_path / "run", every=2), "engine": rk.Mesh(8)}
+    rk.run(exact.problem, method, exact.clients, **begun, **options)
+    whole = rk.run(exact.problem, method, exact.clients, rounds=10, **options)
+    for engine in (rk.Mesh(3), "local", rk.Mesh()):
+        rounds = {rk.Mesh(3): 6, "local": 8}.get(engine, 10)
+        last = rk.resume(
+            tmp_path / "run", exact.problem, method, exact.clients, rounds=rounds, engine=engine, **options
+        )
+    same(whole, last)
+
+
+def test_a_run_that_diverges_keeps_the_last_good_state():
+    with pytest.warns(rk.DivergenceWarning):
+        local = run(bed("E1a"), rk.FedAvg(lr=rk.Rates(1e3)), rounds=500)
+    with pytest.warns(rk.DivergenceWarning):
+        mesh = run(bed("E1a"), rk.FedAvg(lr=rk.Rates(1e3)), rounds=500, engine="mesh")
+    assert mesh.divergence is not None and mesh.divergence == local.divergence and mesh.divergence.round > 1
+    assert mesh.state.round == local.state.round
+
+
+def test_client_metrics_and_own_sequences_are_in_the_order_of_clients():
+    exact = bed("E1-local")
+    method = rk.FedBiOLocal(lr=rk.Rates(0.02), hypergradient=rk.Tracked())
+    local, mesh = (run(exact, method, rounds=3, engine=engine) for engine in ("local", rk.Mesh(2)))
+    for a, b in zip(local.local, mesh.local, strict=True):
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+            np.testing.assert_allclose(x, y, atol=1e-12)
+
+
+def test_clients_are_spread_evenly():
+    rng = np.random.default_rng(0)
+    for population, devices in ((1, 8), (7, 3), (100, 8), (1000, 7)):
+        work = rng.lognormal(size=population)
+        layout = Layout(devices, work)
+        counts = np.bincount(layout.device, minlength=devices)
+        assert counts.sum() == population and counts.max() <= layout.each == -(-population // devices)
+        assert len(set(zip(layout.device.tolist(), layout.place.tolist()))) == population
+        sums = np.bincount(layout.device, work, minlength=devices)
+        if population >= 100:
+            assert sums.max() - sums.min() <= work.max()
+
+
+def test_more_devices_than_there_are_is_refused():
+    with pytest.raises(rk.InputError, match="devices: 9 was given; there are 8"):
+        run(bed("E1a"), rk.FedAvg(lr=rk.Rates(0.1)), rounds=1, engine=rk.Mesh(9))
+    with pytest.raises(rk.InputError, match="devices: 0 was given"):
+        run(bed("E1a"), rk.FedAvg(lr=rk.Rates(0.1)), rounds=1, engine=dataclasses.replace(rk.Mesh(), devices=0))

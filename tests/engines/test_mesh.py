@@ -1,0 +1,112 @@
+"""The mesh: eight devices in one process, and two real processes over loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rookery.cli import main
+from rookery.engines.hosts import join
+from rookery.errors import InputError
+from rookery.runs.result import Result
+from rookery.runs.table import Table
+
+HERE = Path(__file__).parent
+
+
+def on_eight_devices(marks: str) -> None:
+    """Runs the tests that need them in a process that has them."""
+    environ = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"}
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_ADDOPTS"):
+        environ.pop(name, None)
+    command = [sys.executable, "-m", "pytest", str(HERE / "on_devices.py"), "-x", "-m", marks, "-p", "no:cacheprovider"]
+    done = subprocess.run(command, env=environ, cwd=HERE.parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def test_eight_devices_give_the_numbers_of_one():
+    on_eight_devices("not full")
+
+
+@pytest.mark.full
+def test_eight_devices_give_the_numbers_of_one_for_every_method():
+    on_eight_devices("full")
+
+
+RUN = ["hyperrep", "simfbo", "--precision", "float64", "--rounds", "12", "--every", "4", "--method.local-steps", "2"]
+
+
+def launched(*arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "rookery.cli", "launch", "-n", "2", "--", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_two_processes_give_the_numbers_of_one(tmp_path):
+    process = launched("run", *RUN, "--engine", "mesh", "--out", str(tmp_path / "two"))
+    assert main(["run", *RUN, "--out", str(tmp_path / "one")]) == 0
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert said.count("results in") == 1
+    one, two = (Table.from_csv(tmp_path / name / "history.csv") for name in ("one", "two"))
+    assert one.columns == two.columns and len(one.rows) == len(two.rows)
+    for column in one.columns:
+        if column != "seconds":
+            np.testing.assert_allclose(two[column], one[column], atol=1e-12)
+    for a, b in zip(
+        Result.load(tmp_path / "one").state.leaves, Result.load(tmp_path / "two").state.leaves, strict=True
+    ):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+@pytest.mark.full
+def test_interrupted_together_and_resumed_together(tmp_path):
+    folder = tmp_path / "run"
+    long = [*RUN[:4], "--rounds", "100000", "--every", "50000", "--checkpoint-every", "1s"]
+    process = launched("run", *long, "--engine", "mesh", "--out", str(folder))
+    deadline = time.monotonic() + 200
+    while not list((folder / "checkpoints").glob("*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=100)
+    assert process.returncode == 130 and "rookery resume" in said, said
+    reached = Result.load(folder).history.rows[-1]["round"]
+    assert 0 < reached < 100000
+    again = launched("resume", str(folder))
+    time.sleep(8)
+    again.send_signal(signal.SIGINT)
+    said, _ = again.communicate(timeout=100)
+    assert again.returncode == 130, said
+    assert Result.load(folder).history.rows[-1]["round"] >= reached
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ([], "a number of processes and a command are needed"),
+        (["-n", "two", "--", "run"], "'two' processes were given"),
+        (["-n", "2", "--", "compare"], "'compare' was given; run and resume"),
+        (["-n", "2", "--", "run", "hyperrep", "simfbo"], "the run is not on the mesh"),
+    ],
+)
+def test_bad_launches_are_refused_in_a_sentence(arguments, sentence, capsys):
+    assert main(["launch", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_what_is_wrong_with_the_run_is_said_once():
+    process = launched("run", "hyperrep", "simfbo", "--engine", "mesh", "--clients", "0")
+    said, _ = process.communicate(timeout=100)
+    assert process.returncode == 2 and said.count("rookery: clients") == 1, said
+
+
+def test_an_environment_that_is_half_set_is_refused():
+    with pytest.raises(InputError, match="ROOKERY_PROCESSES"):
+        join({"ROOKERY_COORDINATOR": "127.0.0.1:1"})
