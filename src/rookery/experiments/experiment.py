@@ -344,6 +344,6 @@ def discarded_when_refused(folder: Path) -> Iterator[None]:
 
 def finish(folder: Path, result: Result, experiment: Experiment, assembly: Assembly) -> None:
     """Writes the results; the checkpoints of a run that has ended are not needed any more."""
-    write_results(folder, result, experiment.method_name, assembly.main_metric)
+    write_results(folder, result, short_name(experiment.method_name), assembly.main_metric)
     if result.status != "interrupted":
         remove_folder(folder / CHECKPOINTS)  # at once: a part of them would look like a run that goes on
