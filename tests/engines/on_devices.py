@@ -14,7 +14,7 @@ from properties.checks import difference, run
 from properties.table import CASES, bed, by_name
 from rookery.engines.mesh import Layout
 
-FEW = ("simfbo controlled", "fedbioacc own I=2", "fednest N=2 T=3")
+FEW = ("simfbo controlled", "fedbioacc own I=2")
 EVERY = [pytest.param(case, marks=[pytest.mark.full] * (case.name not in FEW), id=by_name(case)) for case in CASES]
 
 
@@ -39,7 +39,9 @@ def test_every_method_has_the_local_engines_numbers(case):
         same(local, run(bed(case.beds[0]), method, rounds=8, seed=5, engine=rk.Mesh(devices), **case.noisy))
 
 
-@pytest.mark.parametrize("name", ["uniform", "bernoulli", pytest.param("with-replacement", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "name", ["bernoulli", *(pytest.param(name, marks=pytest.mark.full) for name in ("uniform", "with-replacement"))]
+)
 def test_the_whole_contract_holds(name):
     """Start, loops of exchanges, `select`, `when`, states, and rounds in which nobody takes part."""
     method, options = Everything(lr=rk.Rates(0.02)), {"sampling": SCHEMES[name], "batch_size": 2, "seed": 2}
@@ -48,7 +50,7 @@ def test_the_whole_contract_holds(name):
         same(local, run(bed("E1"), method, rounds=8, engine=engine, **options))
 
 
-@pytest.mark.parametrize("at_once", [None, 2])
+@pytest.mark.parametrize("at_once", [None, pytest.param(2, marks=pytest.mark.full)])
 def test_in_order_it_is_the_same_to_the_last_bit_on_any_number_of_devices(at_once):
     method = rk.Scaffold(lr=rk.Rates(0.05), local_steps=2)
     on = lambda devices: rk.Mesh(devices, at_once=at_once, ordered=True)

@@ -87,6 +87,17 @@ def test_interrupted_together_and_resumed_together(tmp_path):
     assert Result.load(folder).history.rows[-1]["round"] >= reached
 
 
+@pytest.mark.full
+def test_two_processes_that_diverge_end_together(tmp_path):
+    """Both go back to the last good round, from a copy of the same one."""
+    folder = tmp_path / "run"
+    rates = ["--method.lr.x", "1e5", "--method.lr.y", "1e5", "--method.lr.v", "1e5"]
+    process = launched("run", *RUN, *rates, "--rounds", "400", "--engine", "mesh", "--out", str(folder))
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode in (0, 1) and "diverged" in said, said
+    assert 0 < Result.load(folder).state.round < 400
+
+
 @pytest.mark.parametrize(
     "arguments, sentence",
     [

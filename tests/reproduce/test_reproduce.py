@@ -44,7 +44,6 @@ def shared(tmp_path_factory):
 QUICK = (
     "aggitd-table2",
     "aggitd-fig3",
-    "aggitd-fig4",
     "simfbo-fig4",
     "fedmsa-mco",
     "fedvra-fig2",
@@ -130,7 +129,9 @@ def test_figures_of_the_same_runs_share_them(shared):
     assert all(0 <= each.histories[0]["training_accuracy"][-1] <= 1 for each in done.values())
 
 
-@pytest.mark.parametrize(("study", "solver"), [("aggitd-fig3", "svrg"), ("aggitd-fig4", "sgd")])
+@pytest.mark.parametrize(
+    ("study", "solver"), [("aggitd-fig3", "svrg"), pytest.param("aggitd-fig4", "sgd", marks=pytest.mark.full)]
+)
 def test_methods_of_two_loops_get_the_exchanges_that_they_are_to_have(study, solver, shared):
     _, done = reproduce(study, seeds=1, quick=True, out=shared, say=lambda text: None)
     assert len(done) == 3

@@ -216,10 +216,13 @@ class LocalSession:
         ledger.add(cost)
         return ledger
 
+    def _is_recent(self, seconds: float) -> bool:
+        return seconds < RARELY * self._copy_seconds
+
     def _hold(self) -> None:
         """Holds a copy of where the run stands, unless the last one is recent for what a copy takes."""
         carry, at, begun = self.standing, self._at, time.perf_counter()
-        if at.held is not None and begun - self._copied_at < RARELY * self._copy_seconds:
+        if at.held is not None and self._is_recent(begun - self._copied_at):
             return
         self._at = at._replace(held=None)
         held = copied(carry) if at.held is None else _copied_into(at.held, carry)
@@ -231,8 +234,8 @@ class LocalSession:
     def measure(self, function: ClientMetrics, test: Level) -> dict[str, np.ndarray]:
         if self._test is None:  # on the device once, not at every evaluation
             self._test = jax.device_put(Shard(cast({TEST: test}, self.program.config.dtype)))
-        config, largest = self.program.config, int(np.max(test.size))
-        found = evaluate_all(config, function, largest, self._test, self.carry.state.z, self.carry.records)
+        config, largest, carry = self.program.config, int(np.max(test.size)), self.carry
+        found = evaluate_all(config, function, largest, self._test, carry.state.z, carry.records)
         return {name: np.asarray(values) for name, values in found.items()}
 
 

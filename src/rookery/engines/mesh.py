@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from rookery.data.federated import Level
 from rookery.engines.base import Carry, Inputs, PreparedRun, Seats
+from rookery.engines.hosts import agreed
 from rookery.engines.local import LocalSession, Program
 from rookery.errors import InputError
 from rookery.federation.ledger import Ledger, Totals
@@ -110,6 +111,10 @@ class MeshSession(LocalSession):
     def _start(self, carry: Carry) -> tuple[Carry, Totals]:
         carry, cost = start(self.program, self.mesh, self.inputs, carry)
         return carry, _here(cost)
+
+    def _is_recent(self, seconds: float) -> bool:
+        # All processes hold a copy of the same round: who goes back, goes back equally far.
+        return bool(agreed(super()._is_recent(seconds)))
 
     def _whole(self, carry: Carry) -> Carry:
         return Carry(_here(carry.state), self._collected(carry.records))
