@@ -461,8 +461,9 @@ SETTINGS = [
     Setting(
         "whole series",
         "lfednest",
-        options={"lr": rk.Rates(x=0.1, y=0.2), "neumann_step": 0.1, "neumann_terms": 4, "upper_steps": 2}
+        options={"lr": rk.Rates(x=0.1, y=0.2), "neumann_step": 0.15, "neumann_terms": 4, "upper_steps": 2}
         | {"lower_solver": "sgd", "lower_steps": 3, "whole_series": True},
+        probabilities=CHANCES,
     ),
     *_two_loops("aggitd"),
     Setting("rho = 0", "fedmsa", "field", _MSA | {"momentum": 0.0}, CHANCES, rounds=3),

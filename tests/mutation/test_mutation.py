@@ -157,6 +157,9 @@ SURVIVORS: dict[str, dict[str, str]] = {
         _HYPER + "s -> client.sample(client.key) [2]": "the same key is the same sample",
     },
     "lfednest": {
+        "LFedNest.descend.all_terms | return series.adjoints(client, [Sequences({'x': x_i, 'y': y})], s, key)[0] | 0 -> -1": (
+            "there is one"
+        ),
         _FACTOR + "t + 1 -> t": "every factor still has a key of its own",
         _FACTOR + "t + 1 -> t - 1": "every factor still has a key of its own",
         _FACTOR + "1 -> 2": "every factor still has a key of its own",
