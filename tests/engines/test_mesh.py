@@ -65,22 +65,28 @@ def test_two_processes_give_the_numbers_of_one(tmp_path):
         np.testing.assert_allclose(a, b, atol=1e-12)
 
 
+def until_it_writes(folder: Path) -> None:
+    """Waits until a run has written two checkpoints more than there are."""
+    written = lambda: set((folder / "checkpoints").glob("*"))
+    for _ in range(2):
+        before, deadline = written(), time.monotonic() + 200
+        while written() <= before and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
 @pytest.mark.full
 def test_interrupted_together_and_resumed_together(tmp_path):
     folder = tmp_path / "run"
     long = [*RUN[:4], "--rounds", "100000", "--every", "50000", "--checkpoint-every", "1s"]
     process = launched("run", *long, "--engine", "mesh", "--out", str(folder))
-    deadline = time.monotonic() + 200
-    while not list((folder / "checkpoints").glob("*")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(1.5)
+    until_it_writes(folder)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=100)
     assert process.returncode == 130 and "rookery resume" in said, said
     reached = Result.load(folder).history.rows[-1]["round"]
     assert 0 < reached < 100000
     again = launched("resume", str(folder))
-    time.sleep(8)
+    until_it_writes(folder)
     again.send_signal(signal.SIGINT)
     said, _ = again.communicate(timeout=100)
     assert again.returncode == 130, said
@@ -110,6 +116,12 @@ def test_two_processes_that_diverge_end_together(tmp_path):
 def test_bad_launches_are_refused_in_a_sentence(arguments, sentence, capsys):
     assert main(["launch", *arguments]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_on_the_mesh_is_not_resumed_by_several(tmp_path, capsys):
+    assert main(["run", *RUN[:2], "--rounds", "1", "--out", str(tmp_path / "run")]) == 0
+    assert main(["launch", "-n", "2", "--", "resume", str(tmp_path / "run")]) == 2
+    assert "the run is not on the mesh" in capsys.readouterr().err
 
 
 def test_what_is_wrong_with_the_run_is_said_once():

@@ -17,7 +17,7 @@ from rookery.cli.forms import fill, make_form, parse_form, parse_method, parse_o
 from rookery.cli.show import show_comparison, show_counts, show_results, show_study, show_tuning
 from rookery.data.catalogue import by_column, load
 from rookery.data.partitions import class_counts, parse
-from rookery.engines.hosts import join, leads, together
+from rookery.engines.hosts import join, leads
 from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError
 from rookery.experiments import api, loopback
@@ -43,7 +43,6 @@ from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
 from rookery.runs.check import check as check_method
 from rookery.runs.folder import make_folder
-from rookery.runs.interrupts import wait_for_turn
 from rookery.runs.plot import plot_counts
 from rookery.runs.progress import Bars
 from rookery.runs.report import write_report
@@ -116,9 +115,6 @@ def _joined(experiment: Experiment, console: Console) -> Console:
     """Joins the other processes of a run that is on several; all but the first are silent."""
     if experiment.options.engine == "mesh":
         join()
-    if not together():
-        return console
-    wait_for_turn()
     return console if leads() else Console(quiet=True)
 
 

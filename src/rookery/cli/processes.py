@@ -1,11 +1,10 @@
-"""`rookery launch`: one run in several processes of this machine, as clusters start them. Imports errors, hosts."""
+"""`rookery launch`: one run in several processes of this machine. Imports experiments and hosts."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from rich.console import Console
 
 from rookery.engines.hosts import environment
 from rookery.errors import InputError
+from rookery.experiments.experiment import read_experiment
+from rookery.experiments.machines import free_ports
 
 USE = "as in: rookery launch -n 2 -- run hyperrep simfbo --engine mesh"
 ALIKE = 2.0  # seconds in which processes end for the same reason
@@ -32,18 +33,20 @@ def launch(arguments: list[str], console: Console) -> int:
     command = arguments[3:]
     if command[0] not in ("run", "resume"):
         raise InputError(f"launch: {command[0]!r} was given; run and resume go over several processes, {USE}")
-    if command[0] == "run" and not _on_mesh(command):
+    if not _on_mesh(command):
         raise InputError(f"launch: the run is not on the mesh, so each process would run all of it; {USE}")
     return _together(command, int(arguments[1]), console)
 
 
 def _on_mesh(command: Sequence[str]) -> bool:
+    if command[0] == "resume":
+        return len(command) != 2 or read_experiment(command[1]).options.engine == "mesh"  # else it says so itself
     return "--engine=mesh" in command or ("--engine", "mesh") in pairwise(command)
 
 
 def _together(command: Sequence[str], processes: int, console: Console) -> int:
     """Starts them, and ends them all when one of them fails; the first one's exit status."""
-    coordinator = f"127.0.0.1:{_free_port()}"
+    coordinator = f"127.0.0.1:{free_ports(1)[0]}"
     with tempfile.TemporaryFile() as said:  # what all but the first say: shown where one of them fails first
         started = []
         for process in range(processes):
@@ -92,9 +95,3 @@ def _end(started: Sequence[subprocess.Popen], how: signal.Signals) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -220,7 +220,7 @@ def launch(
     sequences.safetensors (the final parameters), result.json and state.safetensors, and plot.png.
     """
     name = f"{Path(experiment.task_name).stem}_{slug(short_name(experiment.method_name))}"
-    with own_folder(folder, name) as opened:
+    with run_folder(folder, name) as opened:
         with discarded_when_refused(opened):
             described = experiment.to_json()
             assembly = experiment.assemble()
@@ -263,7 +263,7 @@ def resume_folder(
     experiment = read_experiment(path)
     if has_ended(path):
         return Result.load(path), path
-    with own_folder(path, "", existing=True) as opened:
+    with run_folder(path, "", existing=True) as opened:
         assembly = experiment.assemble()
         result = go(experiment, assembly, opened, callbacks, resumed=True)
         finish(opened, result, experiment, assembly)
@@ -271,7 +271,7 @@ def resume_folder(
 
 
 @contextlib.contextmanager
-def own_folder(folder: Path | None, name: str, existing: bool = False) -> Iterator[Path]:
+def run_folder(folder: Path | None, name: str, existing: bool = False) -> Iterator[Path]:
     """A run's folder. Of several processes of one run the first has it, the others one of their own for the time."""
     with contextlib.ExitStack() as stack:
         if not leads():

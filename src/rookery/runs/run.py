@@ -30,7 +30,7 @@ from rookery.metric import Metrics, measure, split
 from rookery.problems.base import Problem
 from rookery.runs.checkpoint import Checkpoints, Saver, open_checkpoints, read_plan
 from rookery.runs.fingerprint import fingerprint
-from rookery.runs.interrupts import answered, heed, listening, pending
+from rookery.runs.interrupts import answered, heed, listening, pending, wait_for_turn
 from rookery.runs.own_metrics import OwnMetrics
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result, RunState, per_client
@@ -138,6 +138,8 @@ def run(
         if previous is not None:
             prepared, ledger, seconds = _resume(prepared, previous.state)
         session = engine.open(prepared, ledger)
+        if together():
+            wait_for_turn()
         loop = _Loop(prepared, session, metrics, own, stop, tuple(callbacks), seconds, first, saver)
         if previous is not None:
             loop.history = previous.history
