@@ -22,7 +22,7 @@ ALLOWED = {
     "own_code": {"errors"},
     "memory": {"errors"},
     "files": {"errors"},
-    "data": {"errors", "vectors"},
+    "data": {"files", "errors", "vectors"},
     "problems": {"errors", "vectors", "data"},
     "federation": {"errors", "memory", "structs", "vectors", "data", "problems"},
     "algorithms": {"errors", "own_code", "structs", "vectors", "problems", "federation"},

@@ -36,7 +36,7 @@ from rookery.algorithms.simfbo import SimFBO
 from rookery.algorithms.vrlsgd import VRLSGD
 from rookery.data.federated import Clients, Split, federate
 from rookery.data.partitions import IID, ClassHeterogeneity, Dirichlet, LongTail, QuantitySkew, Shards
-from rookery.engines import Eager, Engine, Local, Mesh
+from rookery.engines import Eager, Engine, Local, Mesh, Streamed
 from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError, StorageError
 from rookery.federation.client import Client
@@ -164,6 +164,7 @@ __all__ = [
     "StepsBy",
     "StocBiO",
     "StorageError",
+    "Streamed",
     "Table",
     "Tracked",
     "Tuning",

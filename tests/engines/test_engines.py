@@ -11,7 +11,7 @@ from properties.checks import difference, flat, run
 from properties.table import bed
 from rookery.federation.method import first_round
 
-ENGINES = [rk.Local(), rk.Local(at_once=2), rk.Local(at_once=3), rk.Eager()]
+ENGINES = [rk.Local(), rk.Local(at_once=2), rk.Local(at_once=3), rk.Streamed(window=2000), rk.Eager()]
 
 
 def agree(exact, method, **options):

@@ -17,6 +17,7 @@ from rookery.data.partitions import (
     class_counts,
     parse,
 )
+from rookery.data.sources import Loaded, Mapped, ShardFolder, Source, write_shards
 from rookery.data.survival import tcga_brca
 
 __all__ = [
@@ -28,12 +29,16 @@ __all__ = [
     "CropFlip",
     "Dataset",
     "Dirichlet",
+    "Loaded",
     "LongTail",
+    "Mapped",
     "Natural",
     "Partition",
     "QuantitySkew",
     "Scale",
+    "ShardFolder",
     "Shards",
+    "Source",
     "Split",
     "breast_cancer",
     "class_counts",
@@ -45,4 +50,5 @@ __all__ = [
     "synthetic",
     "tcga_brca",
     "wine",
+    "write_shards",
 ]

@@ -8,36 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
+from rookery.data.levels import BOTH, Level, Split
 from rookery.data.parts import check_fraction, hold_out
+from rookery.data.sources import Numbered, Source
 from rookery.data.tables import Reading, is_frame, is_grouped, records_of
 from rookery.errors import InputError
 from rookery.vectors import Tree
 
-BOTH = "all"  # the name of the only level when the levels see the same data
 TRAINING = (BOTH, "lower")  # the levels whose minibatches are augmented
 
 Augment = Callable[[jax.Array, Any], Any]  # of a key and one example
-
-
-@dataclass(frozen=True)
-class Split:
-    """Something for the lower level and something for the upper: a client's data, or batch sizes."""
-
-    lower: Any
-    upper: Any
-
-
-class Level(NamedTuple):
-    """The examples of all clients for one level: client i owns rows offset[i] .. offset[i] + size[i] - 1."""
-
-    rows: Tree
-    offset: Any
-    size: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +32,16 @@ class Clients:
     levels: Mapping[str, Level]
     weights: np.ndarray
     augment: Augment | None = None
-    names: tuple[str, ...] = ()  # who they are
+    names: Sequence[str] = ()  # who they are
     columns: tuple[str, ...] = ()  # what the inputs are, where they came from a table
     classes: tuple[Any, ...] = ()  # what the labels stand for, likewise
     test: Level | None = None  # their own test examples, which no step sees
+    source: Source | None = None  # where the examples are, if not in memory
 
     def __post_init__(self):
         if not self.names:
-            object.__setattr__(self, "names", tuple(str(i) for i in range(len(self.weights))))
+            numbers = Numbered(len(self.weights))
+            object.__setattr__(self, "names", tuple(numbers) if self.source is None else numbers)
 
     @property
     def population(self) -> int:
@@ -78,9 +65,17 @@ class Clients:
     def client(self, index: int) -> Any:
         """One client's own data as it was given: a pytree, or a `Split` of two."""
 
-        if self.split:
-            return Split(lower=_own(self.levels["lower"], index), upper=_own(self.levels["upper"], index))
-        return _own(self.levels[BOTH], index)
+        if self.source is not None:
+            own = self.source.read(np.asarray([index]))
+        else:
+            own = {name: _own(level, index) for name, level in self.levels.items()}
+        return Split(**own) if self.split else own[BOTH]
+
+    @property
+    def streamed(self) -> bool:
+        """Whether only a cohort's examples can be on a device: they are not in memory, or too many for its indices."""
+        examples = [int(np.sum(level.size, dtype=np.int64)) for level in self.levels.values()]
+        return self.source is not None or max(examples) >= 2**31
 
     def own_test(self, index: int) -> Tree:
         """One client's own test examples."""
@@ -136,7 +131,8 @@ def federate(
       data: one pytree per client, its leaves with a leading axis of examples, or one table; a list of them, or a
         mapping from clients' names. Or one table of all, with `by`, or a grouped one. Clients may differ in their
         number of examples and in nothing else; columns are matched by name. A `Split(lower=..., upper=...)` per client
-        gives the levels their own data. A table is anything with columns by name, such as a DataFrame.
+        gives the levels their own data. A table is anything with columns by name, such as a DataFrame. Or a source of
+        examples that are not in memory: `rk.data.Mapped`, `rk.data.ShardFolder`, `rk.data.Loaded`.
       weights: the weights p_i of the clients in every average: None, all equal, however many examples each has; "size",
         by number of examples; or one number per client, not negative, with sum 1.
       augment: what is done, inside the program, to every training example of a minibatch (the lower level's, where
@@ -163,6 +159,9 @@ def federate(
     ('A', 'B')
     """
     reading = Reading(label, columns, categories, classes, missing)
+    if isinstance(data, Source):
+        given = {"by": by, "validation": validation, "test": test, "standardise": standardise or None, **vars(reading)}
+        return _streamed(data, weights, augment, given)
     names, inputs, values = (), (), ()
     if isinstance(data, Sequence | Mapping) and not data:
         raise InputError("data: no client was given; at least one is needed")
@@ -192,10 +191,31 @@ def federate(
     else:
         levels = {BOTH: _flatten(data, "data", names)}
     sizes = np.sum([level.size for level in levels.values()], axis=0)
+    held = None if tests is None else _flatten(tests, "test", names)
+    return Clients(levels, _weights(weights, sizes), _checked_augment(augment), names, inputs, values, held)
+
+
+def _streamed(source: Source, weights: Any, augment: Augment | None, given: Mapping[str, Any]) -> Clients:
+    """The federation of a source; `given`: what was asked for that needs the examples in memory."""
+    for name, value in given.items():
+        if value != getattr(Reading(), name, None):
+            raise InputError(f"{name}: it was given, and the examples are not in memory; prepare them in the source")
+    levels = {}
+    for name, size in source.sizes.items():
+        begins = np.cumsum(size, dtype=np.int64) - size
+        total = int(begins[-1] + size[-1])
+        rows = jax.tree.map(
+            lambda leaf, total=total: jax.ShapeDtypeStruct((total, *leaf.shape), leaf.dtype), source.example[name]
+        )
+        levels[name] = Level(rows, begins, size)
+    sizes = np.sum([level.size for level in levels.values()], axis=0)
+    return Clients(levels, _weights(weights, sizes), _checked_augment(augment), source=source)
+
+
+def _checked_augment(augment: Any) -> Augment | None:
     if augment is not None and not callable(augment):
         raise InputError(f"augment: {augment!r} was given; a function of a key and an example is needed")
-    held = None if tests is None else _flatten(tests, "test", names)
-    return Clients(levels, _weights(weights, sizes), augment, names, inputs, values, held)
+    return augment
 
 
 def _are_tables(data: Any, by: str | None, reading: Reading) -> bool:
@@ -286,7 +306,9 @@ def _flatten(clients: list[Tree], what: str, names: tuple[str, ...] = ()) -> Lev
             column.append(leaf)
         sizes.append(len(leaves[0]))
     size = np.asarray(sizes, np.int32)
-    offset = np.concatenate([[0], np.cumsum(size)[:-1]]).astype(np.int32)
+    offset = np.cumsum(size, dtype=np.int64) - size
+    if offset[-1] + size[-1] < 2**31:  # else no device has a place for them, see `Clients.streamed`
+        offset = offset.astype(np.int32)
     rows = [_joined(column) for column in columns]
     for leaf in rows:
         if leaf.dtype.kind in "fc" and not np.isfinite(leaf).all():
@@ -341,10 +363,10 @@ def _fault(leaves: list[np.ndarray], own: Any, columns: list[list[np.ndarray]], 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:
     """The arrays one after another."""
     shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
-    return np.concatenate(arrays, out=_aligned(shape, np.result_type(*{array.dtype for array in arrays})))
+    return np.concatenate(arrays, out=aligned(shape, np.result_type(*{array.dtype for array in arrays})))
 
 
-def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """An array in memory that a program on this machine's CPU reads where it is: XLA copies what begins elsewhere."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
@@ -354,7 +376,7 @@ def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 def _as(array: np.ndarray, dtype: Any) -> np.ndarray:
     """The array in another type."""
-    made = _aligned(array.shape, dtype)
+    made = aligned(array.shape, dtype)
     made[...] = array
     return made
 
@@ -401,17 +423,31 @@ def example_shape_of(level: Level, dtype: Any) -> Tree:
 
 def cast(levels: Mapping[str, Level], dtype: Any) -> dict[str, Level]:
     """The levels with floating-point leaves in the run's precision and wide integers in 32 bits; refuses numbers that
-    these do not hold."""
+    these do not hold. What is not in memory gets its type alone."""
 
-    def leaf(rows: Any) -> np.ndarray:
-        rows = np.asarray(rows)
-        if rows.dtype.kind == "f":
-            if rows.dtype.itemsize > np.dtype(dtype).itemsize:
-                _refuse_beyond(rows, np.finfo(dtype).max, f'{np.dtype(dtype)}; precision="float64" holds more')
-            return rows if rows.dtype == dtype else _as(rows, dtype)
-        if rows.dtype not in (np.int64, np.uint64):
-            return rows
-        _refuse_beyond(rows, np.iinfo(np.int32).max, "whole numbers are held in 32 bits; floats hold more")
-        return _as(rows, np.int32)
+    def leaf(rows: Any) -> Any:
+        if isinstance(rows, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(rows.shape, cast_type(rows.dtype, dtype))
+        return cast_rows(np.asarray(rows), dtype)
 
     return {name: Level(jax.tree.map(leaf, level.rows), level.offset, level.size) for name, level in levels.items()}
+
+
+def cast_type(own: np.dtype, dtype: Any) -> np.dtype:
+    """The type in which a program holds numbers of a type."""
+    if own.kind == "f":
+        return np.dtype(dtype)
+    return np.dtype(np.int32) if own in (np.int64, np.uint64) else own
+
+
+def cast_rows(rows: np.ndarray, dtype: Any) -> np.ndarray:
+    """Examples as a program holds them."""
+    held = cast_type(rows.dtype, dtype)
+    if held == rows.dtype:
+        return rows
+    if held.kind == "f":
+        if rows.dtype.itemsize > held.itemsize:
+            _refuse_beyond(rows, np.finfo(held).max, f'{held}; precision="float64" holds more')
+    else:
+        _refuse_beyond(rows, np.iinfo(np.int32).max, "whole numbers are held in 32 bits; floats hold more")
+    return _as(rows, held)

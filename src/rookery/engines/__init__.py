@@ -8,12 +8,13 @@ from rookery.engines.base import Engine
 from rookery.engines.eager import Eager
 from rookery.engines.local import Local
 from rookery.engines.mesh import Mesh
+from rookery.engines.streamed import Streamed
 from rookery.errors import InputError, unknown
 from rookery.federation.protocols import fulfils
 
-ENGINES = {"local": Local, "mesh": Mesh, "eager": Eager}
+ENGINES = {"local": Local, "mesh": Mesh, "streamed": Streamed, "eager": Eager}
 
-__all__ = ["ENGINES", "Eager", "Engine", "Local", "Mesh", "find_engine"]
+__all__ = ["ENGINES", "Eager", "Engine", "Local", "Mesh", "Streamed", "find_engine"]
 
 
 def find_engine(engine: Any) -> Engine:
@@ -25,6 +26,6 @@ def find_engine(engine: Any) -> Engine:
     if fulfils(engine, Engine):
         return engine
     raise InputError(
-        f"engine: {engine!r} was given; allowed are {', '.join(ENGINES)}, rk.Local(...), rk.Mesh(...), rk.Eager(...) "
-        "and what has open(prepared, ledger)"
+        f"engine: {engine!r} was given; allowed are {', '.join(ENGINES)}, rk.Local(...), rk.Mesh(...), "
+        "rk.Streamed(...), rk.Eager(...) and what has open(prepared, ledger)"
     )

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.data.federated import Level
+from rookery.data.levels import Level
+from rookery.data.sources import Source
 from rookery.federation.client import ProgramConfig, Record
 from rookery.federation.evaluation import ClientMetrics
 from rookery.federation.ledger import Ledger
@@ -44,6 +45,15 @@ class Inputs(NamedTuple):
     weights: Any
     key: Any  # of the run
     seats: Seats | None = None  # None: everything is in one place, in the order of clients
+    window: Any = None  # in order, the clients whose data and records are here, where that is not all of them
+
+    def place(self, index: Any) -> Any:
+        """Where a client's data and record are; of one that is not here, anywhere."""
+        if self.seats is not None:
+            return self.seats.place[index]
+        if self.window is None:
+            return index
+        return jnp.minimum(jnp.searchsorted(self.window, index), self.window.shape[0] - 1).astype(jnp.int32)
 
     @property
     def server(self) -> ServerInputs:
@@ -70,7 +80,7 @@ class PreparedRun:
     """A run made ready: its static side, traced inputs, and where it begins.
 
     Where clients are elsewhere, `record` is what the record of one of them is like, and, of a run that goes on,
-    `versions` says which version of its record each of them is at.
+    `versions` says which version of its record each of them is at. `source` has the examples that are not in memory.
     """
 
     config: ProgramConfig
@@ -78,6 +88,7 @@ class PreparedRun:
     carry: Carry
     record: Any = None
     versions: Mapping[str, Any] | None = None
+    source: Source | None = None
 
     def without_records(self) -> PreparedRun:
         """The same where clients keep their records to themselves."""
@@ -135,8 +146,9 @@ def initial_carry(config: ProgramConfig, method: Any, z: Sequences, local: Seque
     if local.names:
         records = jax.vmap(record)(local)
     else:
-        one = record(local)
-        records = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (config.population, *jnp.shape(leaf))), one)
+        one = jax.device_get(record(local))
+        # A view of one: a population beyond memory begins with it, too.
+        records = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (config.population, *np.shape(leaf))), one)
     return Carry(method.init(problem, z), records)
 
 

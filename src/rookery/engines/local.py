@@ -14,7 +14,7 @@ import numpy as np
 
 from rookery.data.batches import Shard, shard
 from rookery.data.federated import Level, cast
-from rookery.engines.base import Advance, Carry, Inputs, PreparedRun, Seats, non_finite
+from rookery.engines.base import Advance, Carry, Inputs, PreparedRun, non_finite
 from rookery.federation import counts
 from rookery.federation.client import Call, ProgramConfig, Record, answer
 from rookery.federation.cohort import Cohort
@@ -69,7 +69,7 @@ class Program:
     def round(self, inputs: Inputs, carry: Carry) -> tuple[Carry, Totals, jax.Array]:
         """One round as a pure function: the new carry, what it cost, and whether everything is still finite."""
         key = round_key(inputs.key, carry.state.round)
-        members = self._members(inputs, key, carry.state.round)
+        members = self.members(inputs, key, carry.state.round)
         trace = _Trace(self, inputs, carry, key)
         cohort = CompiledCohort(trace, members, inputs.sampling.always_full)
         state = next_state(inputs.method, carry.state, cohort)
@@ -82,11 +82,11 @@ class Program:
         """What a method does once, before the first round."""
         key = before_first_round_key(inputs.key)
         trace = _Trace(self, inputs, carry, key)
-        members = self._members(inputs, key, carry.state.round)
+        members = self.members(inputs, key, carry.state.round)
         state = inputs.method.start(carry.state, CompiledCohort(trace, members, inputs.sampling.always_full))
         return Carry(state, trace.records), trace.tally.totals()
 
-    def _members(self, inputs: Inputs, key: jax.Array, round: Any) -> Members:
+    def members(self, inputs: Inputs, key: jax.Array, round: Any) -> Members:
         return inputs.sampling.at(round).members(sampling_key(key), self.config.population, self.config.dtype)
 
     def advance(self, inputs: Inputs, carry: Carry, rounds: Any) -> tuple[Carry, Totals, jax.Array, jax.Array]:
@@ -316,14 +316,14 @@ class CompiledCohort(Cohort):
             """What the client of one slot answers: what its reply adds, its new record, its oracle calls."""
             nonlocal touched, reply
             call = Call(index, weight, probability, times, trace.round, trace.first, trace.key, key)
-            own = shard(inputs.levels, index if inputs.seats is None else inputs.seats.place[index])
+            own = shard(inputs.levels, inputs.place(index))
             result, touched = answer(config, inputs.method, phase, update, own, call, record, message)
             reply = result.reply
             return summands(reply), result.record, result.oracles
 
         one = jax.jit(one, inline=True)  # so that the shapes below and the loop share one trace of the phase
 
-        here = _here(inputs.seats, trace.program.axis, members)
+        here = _here(inputs, trace.program.axis, members)
         full = self._full and inputs.seats is None
         # The cohort's records are read before its clients work, and written when all have: where one loop reads and
         # writes the store of all clients, XLA copies the whole of it for every client.
@@ -362,9 +362,10 @@ class _Here(NamedTuple):
     place: Any  # where its data and record are
 
 
-def _here(seats: Seats | None, axis: str | None, members: Members) -> _Here:
+def _here(inputs: Inputs, axis: str | None, members: Members) -> _Here:
+    seats = inputs.seats
     if seats is None:
-        return _Here(members, slice(None), members.index)
+        return _Here(members, slice(None), inputs.place(members.index))
     mine = seats.device[members.index] == jax.lax.axis_index(axis)
     count = jnp.where(mine, members.count, 0)
     slot = jnp.argsort(count == 0, stable=True)  # filled ones first

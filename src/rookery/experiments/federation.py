@@ -290,7 +290,7 @@ class _Server:
                     self.say(f"site {name}: its {', '.join(parts)} cannot be compared with the server's")
 
         seats = tuple(Seat(site, client) for client, site in enumerate(at))
-        return Remote(self.transport, seats, assembly.clients.names, self.run, join, self.on_failure, self.say)
+        return Remote(self.transport, seats, tuple(assembly.clients.names), self.run, join, self.on_failure, self.say)
 
     def part(self, result: Result) -> None:
         """Tells all sites how the run ended; who does not hear it has everything still."""

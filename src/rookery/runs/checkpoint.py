@@ -1,7 +1,8 @@
 """Checkpoints: where a run stands, on disk, so that it goes on bit for bit after anything that stops it.
 
 A folder of checkpoints holds run.json (what was asked for) and `round-000000120/` with state.safetensors (the server's
-state, every client's record, the key) and checkpoint.json (the history, the ledger, and checksums of both files).
+state, every client's record, the key) and checkpoint.json (the history, the ledger, and checksums of both files). Where
+records are in a file of their own, `records/` has what changed of them (`segments.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from rookery.files import (
 )
 from rookery.runs.fingerprint import difference, uncompared
 from rookery.runs.result import RunState
+from rookery.runs.segments import Segment, damage, remove_unused, write_changed
 from rookery.runs.table import Table
 from rookery.version import __version__
 
@@ -111,7 +113,9 @@ def open_checkpoints(
             plan.begin(Table() if previous is None else previous.history)
             if not (folder / PLAN).is_file():
                 write_text(folder / PLAN, json.dumps(described, indent=1))
-            saver.last = None if previous is None else previous.state.round
+            if previous is not None:
+                saver.last = previous.state.round
+                saver.segments = [] if previous.state.segments is None else list(previous.state.segments[1])
             yield saver, previous
             return
         refuse_used(folder, argument)
@@ -161,6 +165,7 @@ class Saver:
         self.fingerprint = dict(fingerprint)
         self.saved = time.monotonic()
         self.last: int | None = None  # the round of the newest one that is whole
+        self.segments: list[Segment] = []  # what it has of records that are in a file
 
     def next(self, round: int) -> float:
         """The next round at which one is due whatever the time."""
@@ -178,7 +183,7 @@ class Saver:
 
     def check_space(self, state: RunState) -> None:
         """Refuses a disk on which what is kept will not fit, before any time is spent."""
-        needed = (self.keep + 2) * sum(leaf.nbytes for leaf in state.leaves) + SLACK
+        needed = (self.keep + 2) * sum(leaf.nbytes for leaf in state.in_memory) + SLACK
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             raise StorageError(
@@ -190,6 +195,7 @@ class Saver:
         """Writes a checkpoint and removes the oldest; a disk that refuses raises one sentence."""
         # One that says how the run ended does not take the place of one that does not: both have their own name.
         target = self.folder / f"round-{state.round:09d}{'' if status is None else f'-{status}'}"
+        segments: list[Segment] = []
         description = {
             "format": FORMAT,
             "version": __version__,
@@ -201,23 +207,30 @@ class Saver:
         }
 
         def write(folder: Path) -> None:
-            safetensors.save_file(state.arrays(), folder / STATE)
-            text = json.dumps(description | {STATE: checksum((folder / STATE).read_bytes())})
+            safetensors.save_file(state.arrays(records=False), folder / STATE)
+            kept = {} if state.store is None else {"records": segments}
+            text = json.dumps(description | kept | {STATE: checksum((folder / STATE).read_bytes())})
             (folder / DESCRIPTION).write_text(json.dumps({"checksum": checksum(text.encode()), "content": text}))
 
         try:
             if target.exists():  # of an earlier life of this run, and damaged
                 remove_folder(target)
+            if state.store is not None:
+                segments += write_changed(self.folder, state.round, state.store, self.segments)
             write_folder(target, write)
             for old in _found(self.folder)[self.keep :]:
                 remove_folder(old)
+            if state.store is not None:
+                remove_unused(self.folder, {name for path in _found(self.folder) for name in _segments_of(path)})
         except (OSError, SafetensorError, InputError) as error:
             reason = getattr(error, "strerror", None) or error
             whole = "there is none before it" if self.last is None else f"that of round {self.last} is whole"
             raise StorageError(
                 f"checkpoints: that of round {state.round} cannot be written: {reason}; {whole}"
             ) from error
-        self.saved, self.last = time.monotonic(), state.round
+        self.saved, self.last, self.segments = time.monotonic(), state.round, segments
+        if state.store is not None:
+            state.store.changed[:] = False
 
 
 def newest(folder: Path, fingerprint: Mapping[str, str]) -> Checkpoint | None:
@@ -275,6 +288,15 @@ def _found(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("round-*") if path.is_dir()), reverse=True)
 
 
+def _segments_of(path: Path) -> list[str]:
+    """The segments of records that a checkpoint names; none, where it cannot be read."""
+    try:
+        content = json.loads(json.loads((path / DESCRIPTION).read_text())["content"])
+        return [segment["name"] for segment in content.get("records", [])]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
 def _read(path: Path) -> tuple[Checkpoint, dict[str, str]]:
     try:
         outer = json.loads((path / DESCRIPTION).read_text())
@@ -290,6 +312,10 @@ def _read(path: Path) -> tuple[Checkpoint, dict[str, str]]:
     history = Table(content["history"]["rows"])
     history.columns = list(content["history"]["columns"])
     run = RunState.rebuild(safetensors.load(state), content)
+    if "records" in content:
+        if (found := damage(path.parent, content["records"])) is not None:
+            raise _Damaged(found)
+        run = replace(run, segments=(path.parent, content["records"]))
     return Checkpoint(run, history, content["status"], content["made_with"]), content["fingerprint"]
 
 

@@ -86,7 +86,8 @@ def prepare(
         weights=clients.weights.astype(dtype),
         key=key,
     )
-    return PreparedRun(config, inputs, jax.device_get(initial_carry(config, inputs.method, z, local)))
+    carry = jax.device_get(initial_carry(config, inputs.method, z, local))
+    return PreparedRun(config, inputs, carry, source=clients.source)
 
 
 ABSURD = 1e6  # no step size that is known to work is larger
@@ -136,7 +137,7 @@ def _check_examples(problem: Problem, clients: Clients, config: ProgramConfig) -
                 f"minibatch; one of at most {FULL_BATCH_CHUNK} is needed"
             )
         fault = getattr(loss, "fault", None)
-        found = None if fault is None else fault(level.rows)
+        found = None if fault is None or clients.source is not None else fault(level.rows)
         if found is not None:
             row, sentence = found
             client = int(np.searchsorted(level.offset, row, side="right")) - 1
@@ -275,10 +276,10 @@ def _initial(
     z = problem.project(Sequences.of(first), problem.names)
     differ = any(callable(value) for name, value in given.items() if name in problem.local)
     rows = [z.only(problem.local)]
-    for client in range(1, clients.population if problem.local else 1):
-        if not differ:
-            rows.append(rows[0])
-            continue
+    if not differ:
+        alike = lambda leaf: np.broadcast_to(leaf, (clients.population, *np.shape(leaf)))
+        return z.only(problem.shared), jax.tree.map(alike, jax.device_get(rows[0]))
+    for client in range(1, clients.population):
         others_z = values(client)
         for name in problem.local:
             _same_shapes(name, others_z[name], first[name], f" at client {client}")

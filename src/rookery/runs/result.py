@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from rookery.engines.base import Carry
+from rookery.engines.records import RecordStore
 from rookery.errors import InputError, unknown
 from rookery.federation.ledger import Ledger
 from rookery.files import checksum, fill_folder, read_json, undamaged, write_folder
+from rookery.runs.segments import Segment, replay
 from rookery.runs.table import Table
 from rookery.vectors import Tree, Values, row
 
@@ -51,19 +53,25 @@ class RunState:
     seconds: float
     round: int
     versions: Mapping[str, Any] | None = None
+    store: RecordStore | None = None  # where the records are, of a run that has them in a file
+    segments: tuple[Path, list[Segment]] | None = None  # what a checkpoint has of such records, in place of leaves
 
     @classmethod
-    def of(
-        cls, carry: Carry, key: jax.Array, ledger: Ledger, seconds: float, versions: Mapping[str, Any] | None = None
-    ) -> RunState:
+    def of(cls, carry: Carry, key: jax.Array, ledger: Ledger, seconds: float, session: Any = None) -> RunState:
         leaves = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(carry))
-        round = int(carry.state.round)
-        return cls(leaves, np.asarray(jax.random.key_data(key)), ledger.copy(), seconds, round, versions)
+        round, kept = int(carry.state.round), np.asarray(jax.random.key_data(key))
+        versions, store = getattr(session, "versions", None), getattr(session, "store", None)
+        return cls(leaves, kept, ledger.copy(), seconds, round, versions, store)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The state's arrays by name, for a file."""
-        leaves = {f"{number:06d}": np.array(leaf, order="C") for number, leaf in enumerate(self.leaves)}
-        return {"key": self.key, **leaves}
+    @property
+    def in_memory(self) -> tuple[np.ndarray, ...]:
+        """The leaves without those of records in a file, which come last."""
+        return self.leaves if self.store is None else self.leaves[: len(self.leaves) - self.store.leaves]
+
+    def arrays(self, records: bool = True) -> dict[str, np.ndarray]:
+        """The state's arrays by name, for a file; with those of records that have a file of their own, or without."""
+        taken = self.leaves if records else self.in_memory
+        return {"key": self.key, **{f"{number:06d}": np.array(leaf, order="C") for number, leaf in enumerate(taken)}}
 
     def describe(self) -> dict[str, Any]:
         """The rest of the state, for json."""
@@ -79,6 +87,9 @@ class RunState:
 
     def carry(self, template: Carry) -> Carry:
         """The carry in the structure of a run that has been made ready for the same problem and method."""
+        if self.segments is not None:
+            records = replay(*self.segments, template.records)
+            return replace(self, leaves=(*self.leaves, *jax.tree.leaves(records)), segments=None).carry(template)
         needed = jax.tree.leaves(template)
         if [(leaf.shape, leaf.dtype) for leaf in self.leaves] != [(np.shape(n), np.asarray(n).dtype) for n in needed]:
             raise InputError("state: it belongs to another problem, method, population or precision than this run's")

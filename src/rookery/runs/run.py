@@ -17,7 +17,7 @@ import numpy as np
 
 from rookery.data.federated import Clients
 from rookery.engines import find_engine
-from rookery.engines.base import Carry, PreparedRun, Session
+from rookery.engines.base import Carry, Engine, PreparedRun, Session
 from rookery.engines.hosts import agreed, together
 from rookery.engines.messaging import ClientsFailed
 from rookery.errors import DivergenceWarning, InputError, StorageError, failing
@@ -122,7 +122,7 @@ def run(
             seed=seed,
             precision=precision,
         )
-        engine = find_engine(engine)
+        engine = _engine_for(engine, clients)
         here = whole.without_records() if getattr(engine, "elsewhere", False) else whole
         prepared, ledger, seconds = _resume(here, state)
         own = None
@@ -146,6 +146,16 @@ def run(
         elif state is None and has_start(method):
             session.start()
         return loop.run(rounds, every, None if previous is None else previous.status)
+
+
+def _engine_for(engine: Any, clients: Clients) -> Engine:
+    """The engine that was asked for; clients whose examples are beyond memory need one that streams them."""
+    found = find_engine("streamed" if clients.streamed and engine == "local" else engine)
+    if clients.streamed and not getattr(found, "streams", False):
+        raise InputError(
+            f"engine: {engine!r} was given, and the clients' examples are not in memory; rk.Streamed(...) is needed"
+        )
+    return found
 
 
 def continue_run(
@@ -276,7 +286,7 @@ class _Loop:
 
     def state(self) -> RunState:
         carry, key = jax.device_get(self.session.carry), self.prepared.inputs.key
-        return RunState.of(carry, key, self.session.ledger, self.seconds, getattr(self.session, "versions", None))
+        return RunState.of(carry, key, self.session.ledger, self.seconds, self.session)
 
     def save(self, status: str | None = None) -> None:
         """Writes a checkpoint, where the run writes any and has not done so in this round."""
@@ -319,7 +329,7 @@ class _Loop:
             self.measured()
         return make_result(
             self.prepared, self.session.carry, self.session.ledger, self.history, self.seconds, status, divergence,
-            self.compile_seconds, self.of_clients, getattr(self.session, "versions", None),
+            self.compile_seconds, self.of_clients, self.session,
         )  # fmt: skip
 
 
@@ -333,7 +343,7 @@ def make_result(
     divergence: Divergence | None,
     compile_seconds: float,
     clients: Table | None = None,
-    versions: Mapping[str, Any] | None = None,
+    session: Any = None,
 ) -> Result:
     """A result from where a run stands; everything leaves the device."""
     carry = jax.device_get(carry)
@@ -346,7 +356,7 @@ def make_result(
         local=per_client(sequences, [name for name in problem.local if name in here], prepared.config.population),
         history=history,
         ledger=ledger,
-        state=RunState.of(carry, prepared.inputs.key, ledger, seconds, versions),
+        state=RunState.of(carry, prepared.inputs.key, ledger, seconds, session),
         status=status,
         divergence=divergence,
         compile_seconds=compile_seconds,

@@ -118,6 +118,8 @@ def sweep(
                 if options["seed"] not in federations:
                     federations[options["seed"]] = own(options["seed"])
                 own = federations[options["seed"]]
+            if own.streamed:
+                raise InputError("clients: their examples are not in memory, which a sweep needs; use rk.run")
             prepared.append(prepare(problem, varied, own, x=x, y=y, start=start, precision=precision, **options))
             options["sampling"].check_rounds(0, rounds, prepared[-1].config.population)
         seeds = [int(point.get("seed", seed)) for point in points]

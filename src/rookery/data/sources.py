@@ -1,0 +1,317 @@
+"""Clients' examples that are not in memory: mapped from files, in a folder of shards, or loaded by a function.
+
+A source says how many examples each client has and what one is like, and reads those of some clients when these are
+asked for. Imports only errors and files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, overload, runtime_checkable
+
+import jax
+import numpy as np
+
+from rookery.data.levels import BOTH, Level, Split
+from rookery.errors import InputError, failing
+from rookery.files import read_json, undamaged, write_folder
+from rookery.vectors import Tree
+
+INDEX = "shards.json"
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where clients' examples come from when a round needs them; `rk.federate` takes one."""
+
+    @property
+    def sizes(self) -> Mapping[str, np.ndarray]:
+        """By level ("all", or "lower" and "upper"), every client's number of examples."""
+        ...
+
+    @property
+    def example(self) -> Mapping[str, Tree]:
+        """By level, shape and type of one example, as `jax.ShapeDtypeStruct`."""
+        ...
+
+    def read(self, clients: np.ndarray) -> Mapping[str, Tree]:
+        """By level, the examples of these clients, one client after another."""
+        ...
+
+
+class Numbered(Sequence[str]):
+    """The names of clients that are called by their numbers: a million of them take no memory."""
+
+    def __init__(self, count: int):
+        self._length = count
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        numbers = range(self._length)[index]
+        return str(numbers) if isinstance(numbers, int) else tuple(map(str, numbers))
+
+
+def rows_of(level: Level, clients: np.ndarray) -> Tree:
+    """The rows of some clients in flat arrays, one client after another."""
+    size = np.asarray(level.size)[clients]
+    starts = np.cumsum(size) - size
+    offset = np.asarray(level.offset)[clients].astype(np.int64)
+    taken = np.arange(size.sum(), dtype=np.int64) + np.repeat(offset - starts, size)
+    return jax.tree.map(lambda leaf: np.asarray(leaf[taken]), level.rows)
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """Examples of all clients in large arrays, one client after another, such as `np.load(path, mmap_mode="r")` gives.
+
+    Args:
+      rows: a pytree of arrays with a leading axis of examples; or an `rk.Split` of two.
+      sizes: how many examples each client has, in the order of the arrays; one number, where all have as many; an
+        `rk.Split` of two for a Split.
+
+    >>> Mapped({"a": np.arange(6.0)}, sizes=[2, 4]).read(np.array([1]))["all"]["a"].tolist()
+    [2.0, 3.0, 4.0, 5.0]
+    """
+
+    rows: Any
+    sizes: Any
+
+    def __post_init__(self):
+        rows, sizes = _by_level(self.rows), _by_level(self.sizes)
+        if sizes.keys() != rows.keys():
+            raise InputError("sizes: rows and sizes must both be a Split, or neither")
+        levels = {name: _level(name, rows[name], sizes[name]) for name in rows}
+        object.__setattr__(self, "sizes", {name: level.size for name, level in levels.items()})
+        object.__setattr__(self, "_levels", levels)
+
+    @property
+    def example(self) -> Mapping[str, Tree]:
+        return {name: jax.tree.map(_outline, level.rows) for name, level in self._levels.items()}  # type: ignore[attr-defined]
+
+    def read(self, clients: np.ndarray) -> Mapping[str, Tree]:
+        return {name: rows_of(level, clients) for name, level in self._levels.items()}  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Examples that a function of the client's number gives whenever the client is drawn; it must give the same anew.
+
+    Args:
+      load: the function: a pytree of arrays with a leading axis of examples, or an `rk.Split` of two. It is called in
+        another thread, a round or more ahead.
+      sizes: how many examples each client has, one number per client; an `rk.Split` of two for a Split.
+    """
+
+    load: Callable[[int], Any]
+    sizes: Any
+
+    def __post_init__(self):
+        if not callable(self.load):
+            raise InputError(f"load: {self.load!r} was given; a function of a client's number is needed")
+        first = _by_level(self._call(0))
+        sizes = _by_level(self.sizes)
+        if sizes.keys() != first.keys():
+            raise InputError("sizes: what is loaded and sizes must both be a Split, or neither")
+        found = {name: _sizes(size, None) for name, size in sizes.items()}
+        object.__setattr__(self, "sizes", found)
+        object.__setattr__(
+            self,
+            "_example",
+            {name: jax.tree.map(lambda leaf: _outline(np.asarray(leaf)), first[name]) for name in first},
+        )
+        self.read(np.zeros(1, np.int64))  # its first client is what the others are held to
+
+    @property
+    def example(self) -> Mapping[str, Tree]:
+        return self._example  # type: ignore[attr-defined]
+
+    def read(self, clients: np.ndarray) -> Mapping[str, Tree]:
+        own = [self._checked(int(client)) for client in clients]
+        joined = lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves])
+        return {name: jax.tree.map(joined, *(client[name] for client in own)) for name in self.example}
+
+    def _call(self, client: int) -> Any:
+        with failing(f"load: the function of client {client}"):
+            return self.load(client)
+
+    def _checked(self, client: int) -> Mapping[str, Tree]:
+        """A client's examples by level, held against what was said of them."""
+        levels = _by_level(self._call(client))
+        for name, example in self.example.items():
+            size, tree = int(self.sizes[name][client]), levels.get(name)
+            said = jax.tree.map(lambda leaf, size=size: ((size, *leaf.shape), leaf.dtype), example)
+            told = jax.tree.map(lambda leaf: (np.shape(leaf), np.asarray(leaf).dtype), tree)
+            if told != said:
+                raise InputError(f"load: client {client} gave examples of {told}; {said} are needed")
+        return levels
+
+
+@dataclass(frozen=True)
+class ShardFolder:
+    """Examples in a folder that `rk.data.write_shards` wrote: each shard has some clients', and is read where needed.
+
+    Args:
+      folder: the folder.
+    """
+
+    folder: str | Path
+
+    def __post_init__(self):
+        folder = Path(self.folder)
+        if not (folder / INDEX).is_file():
+            raise InputError(f"folder: {str(folder)!r} has no {INDEX}; one that rk.data.write_shards wrote is needed")
+        index = read_json(folder / INDEX, "folder")
+        with undamaged(folder / INDEX, "folder"):
+            parts = [_Shard(folder / name, index["levels"]) for name in index["shards"]]
+            ends = np.cumsum([part.population for part in parts])
+        names = list(index["levels"])
+        object.__setattr__(self, "_parts", parts)
+        object.__setattr__(self, "_begins", np.concatenate([[0], ends[:-1]]))
+        object.__setattr__(
+            self, "_sizes", {name: np.concatenate([part.sizes[name] for part in parts]) for name in names}
+        )
+
+    @property
+    def sizes(self) -> Mapping[str, np.ndarray]:
+        return self._sizes  # type: ignore[attr-defined]
+
+    @property
+    def example(self) -> Mapping[str, Tree]:
+        return self._parts[0].example  # type: ignore[attr-defined]
+
+    def read(self, clients: np.ndarray) -> Mapping[str, Tree]:
+        begins: np.ndarray = self._begins  # type: ignore[attr-defined]
+        shard = np.searchsorted(begins, clients, side="right") - 1
+        # Runs of clients of one shard, in the order that was asked for.
+        cuts = np.flatnonzero(np.diff(shard)) + 1
+        found = [
+            self._parts[which[0]].read(own - begins[which[0]])  # type: ignore[attr-defined]
+            for own, which in zip(np.split(clients, cuts), np.split(shard, cuts))
+        ]
+        joined = lambda *leaves: np.concatenate(leaves)
+        return {name: jax.tree.map(joined, *(part[name] for part in found)) for name in self.sizes}
+
+
+class _Shard:
+    """One shard: mapped arrays, opened when they are first read, since a process may have only so many files open."""
+
+    def __init__(self, folder: Path, levels: Mapping[str, Mapping[str, str]]):
+        self.folder, self.levels = folder, levels
+        self.sizes = {name: _sizes(np.load(folder / f"{name}.sizes.npy"), None) for name in levels}
+        self.population = len(next(iter(self.sizes.values())))
+
+    def _mapped(self) -> Mapped:
+        rows = {
+            name: {
+                leaf: np.load(self.folder / f"{name}.{number}.npy", mmap_mode="r") for leaf, number in leaves.items()
+            }
+            for name, leaves in self.levels.items()
+        }
+        rows = {name: tree[""] if set(tree) == {""} else tree for name, tree in rows.items()}
+        return Mapped(*(_of_levels(part) for part in (rows, self.sizes)))
+
+    @property
+    def example(self) -> Mapping[str, Tree]:
+        return self._mapped().example
+
+    def read(self, clients: np.ndarray) -> Mapping[str, Tree]:
+        return self._mapped().read(clients)
+
+
+def write_shards(folder: str | Path, clients: Iterable[Any], *, per_shard: int = 1000) -> Path:
+    """Writes clients' examples into a new folder of shards, for `rk.data.ShardFolder`, one shard at a time in memory.
+
+    Args:
+      folder: a new or empty folder.
+      clients: one after another, such as a generator gives them: each an array, a mapping from names to arrays with a
+        leading axis of examples, or an `rk.Split` of two such.
+      per_shard: how many clients go into one shard.
+    """
+
+    def write(aside: Path) -> None:
+        names: list[str] = []
+        levels: dict[str, dict[str, str]] = {}
+        held: list[Mapping[str, Tree]] = []
+
+        def finish() -> None:
+            name = f"{len(names):06d}"
+            (aside / name).mkdir()
+            for level, leaves in levels.items():
+                trees = [_leaves(client[level]) for client in held]
+                size = [len(next(iter(tree.values()))) for tree in trees]
+                np.save(aside / name / f"{level}.sizes.npy", np.asarray(size, np.int32))
+                for leaf, number in leaves.items():
+                    np.save(aside / name / f"{level}.{number}.npy", np.concatenate([tree[leaf] for tree in trees]))
+            names.append(name)
+            held.clear()
+
+        for number, given in enumerate(clients):
+            client = _by_level(given)
+            found = {level: {leaf: str(k) for k, leaf in enumerate(_leaves(tree))} for level, tree in client.items()}
+            levels = levels or found
+            if found != levels:
+                raise InputError(f"clients: client {number} has {found}, the first one {levels}; all must be alike")
+            held.append(client)
+            if len(held) == per_shard:
+                finish()
+        if held:
+            finish()
+        if not names:
+            raise InputError("clients: no client was given; at least one is needed")
+        (aside / INDEX).write_text(json.dumps({"levels": levels, "shards": names}))
+
+    return write_folder(folder, write)
+
+
+def _leaves(tree: Tree) -> dict[str, np.ndarray]:
+    """The arrays of a client: by name, or one alone."""
+    named = tree if isinstance(tree, Mapping) else {"": tree}
+    found = {str(name): np.asarray(leaf) for name, leaf in named.items()}
+    if (
+        not found
+        or len({leaf.shape[:1] for leaf in found.values()}) != 1
+        or not all(len(l.shape) for l in found.values())
+    ):
+        raise InputError("clients: an array, or a mapping from names to arrays of as many examples each, is needed")
+    return found
+
+
+def _by_level(given: Any) -> dict[str, Any]:
+    return {"lower": given.lower, "upper": given.upper} if isinstance(given, Split) else {BOTH: given}
+
+
+def _of_levels(levels: Mapping[str, Any]) -> Any:
+    return levels[BOTH] if BOTH in levels else Split(**levels)
+
+
+def _level(name: str, rows: Tree, sizes: Any) -> Level:
+    """Flat arrays with where every client's rows begin, after checking that they are of one length."""
+    leaves = jax.tree.leaves(rows)
+    if not leaves or any(np.ndim(leaf) == 0 for leaf in leaves) or len({len(leaf) for leaf in leaves}) != 1:
+        raise InputError(f"rows: the {name} level needs arrays with a leading axis of examples, all of one length")
+    size = _sizes(sizes, len(leaves[0]))
+    if size.sum(dtype=np.int64) != len(leaves[0]):
+        raise InputError(f"sizes: they sum to {size.sum(dtype=np.int64)}, and there are {len(leaves[0])} examples")
+    return Level(rows, np.cumsum(size, dtype=np.int64) - size, size)
+
+
+def _sizes(sizes: Any, total: int | None) -> np.ndarray:
+    array = np.asarray(sizes)
+    if array.ndim == 0 and total is not None and array.dtype.kind in "iu" and array > 0:
+        array = np.full(total // int(array), array)
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "iu" or array.min() < 1 or array.max() >= 2**31:
+        raise InputError(f"sizes: {sizes!r} was given; one whole number of at least 1 per client is needed")
+    return array.astype(np.int32)
+
+
+def _outline(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)

@@ -1,0 +1,221 @@
+"""Populations beyond memory: a window of cohorts gives the numbers of the local engine, from every kind of source."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery.engines.records import RecordStore
+from rookery.federation.client import Record
+from rookery.vectors import Sequences
+
+RNG = np.random.default_rng(0)
+SIZES = np.asarray([2, 5, 3, 4, 1, 6, 2, 3, 4, 5, 2, 3])
+DATA = [{"a": RNG.normal(size=(n, 3)), "b": RNG.normal(size=n)} for n in SIZES]
+CLIENTS = rk.federate(DATA)
+ROWS = {name: np.concatenate([client[name] for client in DATA]) for name in ("a", "b")}
+
+
+def lower(x, y, e):
+    return 0.5 * (e["a"] @ y - e["b"]) ** 2 + 0.5 * jnp.sum((y - x) ** 2)
+
+
+def upper(x, y, e):
+    return 0.5 * (e["a"] @ y - 1.0) ** 2 + 0.1 * jnp.sum(x**2)
+
+
+SINGLE = rk.Single(lambda x, e: 0.5 * (e["a"] @ x - e["b"]) ** 2)
+BILEVEL = rk.Bilevel(upper, lower)
+START = {"x": np.zeros(3), "y": np.zeros(3)}
+NARROW = 3000  # bytes: windows of a few rounds, so that records go out and come back
+
+
+def ran(problem, method, clients=CLIENTS, engine="local", **options):
+    start = START if problem is not SINGLE else {"x": START["x"]}
+    given = {"rounds": 23, "sampling": rk.Uniform(3), "batch_size": 2, "precision": "float64", "every": 5}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rk.AdviceWarning)
+        return rk.run(problem, method, clients, engine=engine, **(start | given | options))
+
+
+def assert_same(one, two):
+    assert jax.tree.structure(one.sequences) == jax.tree.structure(two.sequences)
+    for a, b in zip(jax.tree.leaves(one.sequences), jax.tree.leaves(two.sequences)):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-14)
+    for a, b in zip(one.state.leaves, two.state.leaves):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-14)
+    assert one.ledger == two.ledger
+    assert list(one.history["exchanges"]) == list(two.history["exchanges"])
+
+
+METHODS = {
+    "fedavg": (SINGLE, rk.FedAvg(lr=0.05, local_steps=rk.Epochs(1)), {}),
+    "scaffold": (SINGLE, rk.Scaffold(lr=0.05, local_steps=2), {}),
+    "simfbo, control variates": (BILEVEL, rk.SimFBO(rk.Rates(0.05), local_steps=2, drift=rk.ControlVariates()), {}),
+    "own lower levels": (
+        rk.Bilevel(upper, lower, lower_scope="local"),
+        rk.FedBiOLocal(rk.Rates(0.05), local_steps=2),
+        {"y": lambda key, data: jnp.ones(3) * data["a"].mean()},
+    ),
+    "fedmsa": (BILEVEL, rk.FedMSA(rk.Rates(0.05), local_steps=2), {}),
+    "with replacement": (SINGLE, rk.Scaffold(lr=0.05), {"sampling": rk.WithReplacement(5)}),
+    "empty cohorts": (SINGLE, rk.Scaffold(lr=0.05), {"sampling": rk.Bernoulli(0.1)}),
+    "everybody": (SINGLE, rk.FedADMM(lr=0.05, gamma=1.0), {"sampling": rk.All()}),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_window_gives_the_local_engines_numbers(name):
+    problem, method, options = METHODS[name]
+    assert_same(ran(problem, method, **options), ran(problem, method, engine=rk.Streamed(window=NARROW), **options))
+
+
+def load(client: int):
+    return DATA[client]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sources")
+    for name, rows in ROWS.items():
+        np.save(folder / f"{name}.npy", rows)
+    mapped = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ROWS}
+    return {
+        "mapped": rk.data.Mapped(mapped, SIZES),
+        "loaded": rk.data.Loaded(load, SIZES),
+        "shards": rk.data.ShardFolder(rk.data.write_shards(folder / "shards", iter(DATA), per_shard=5)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["mapped", "loaded", "shards"])
+def test_every_source_gives_the_numbers_of_memory(sources, kind):
+    assert isinstance(sources[kind], rk.data.Source)
+    clients = rk.federate(sources[kind], weights="size")
+    method = rk.Scaffold(lr=0.05, local_steps=2)
+    assert clients.names[7] == "7"
+    np.testing.assert_array_equal(clients.client(7)["b"], DATA[7]["b"])
+    assert_same(ran(SINGLE, method, rk.federate(DATA, weights="size")), ran(SINGLE, method, clients))
+
+
+def test_levels_have_their_own_examples(tmp_path):
+    split = [rk.Split(lower=client, upper={"a": client["a"][:1], "b": client["b"][:1]}) for client in DATA]
+    folder = rk.data.write_shards(tmp_path / "shards", split, per_shard=4)
+    method = rk.SimFBO(rk.Rates(0.05), local_steps=2)
+    clients = rk.federate(rk.data.ShardFolder(folder))
+    assert_same(ran(BILEVEL, method, rk.federate(split)), ran(BILEVEL, method, clients))
+
+
+def test_offsets_go_beyond_32_bits(tmp_path):
+    size, clients = 2**20, 2100  # 2.2e9 examples in a file without room on the disk
+    rows = np.memmap(tmp_path / "rows", np.uint8, "w+", shape=(size * clients,))
+    rows[-size:] = 3
+    who = rk.federate(rk.data.Mapped(rows, np.full(clients, size)))
+    problem = rk.Single(lambda x, e: 0.5 * (x - e) ** 2)
+    last = rk.Weighted([1e-12] * (clients - 1) + [1.0])  # the last one alone
+    result = rk.run(problem, rk.FedAvg(lr=0.5, normalised=True), who, x=0.0, rounds=30, sampling=last, batch_size=2)
+    assert float(result.x) == pytest.approx(3.0, abs=1e-5)
+
+
+def test_a_diverging_run_keeps_the_last_good_state():
+    method = rk.Scaffold(lr=1e30, local_steps=2)
+    with pytest.warns(rk.DivergenceWarning):
+        local = ran(SINGLE, method, precision="float32")
+    with pytest.warns(rk.DivergenceWarning):
+        streamed = ran(SINGLE, method, engine=rk.Streamed(window=NARROW), precision="float32")
+    assert streamed.divergence == local.divergence
+    assert_same(local, streamed)
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, sources):
+    clients, method = rk.federate(sources["mapped"]), rk.Scaffold(lr=0.05, local_steps=2)
+    whole = ran(SINGLE, method, clients)
+
+    def interrupt(round, row):
+        if round >= 15:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "checkpoints"
+    given = {"checkpoints": rk.Checkpoints(folder, every=2), "callbacks": [interrupt]}
+    with pytest.raises(KeyboardInterrupt):
+        ran(SINGLE, method, clients, rk.Streamed(window=NARROW), **given)
+    options = {"x": START["x"], "sampling": rk.Uniform(3), "batch_size": 2, "precision": "float64"}
+    resumed = rk.resume(folder, SINGLE, method, clients, engine=rk.Streamed(window=NARROW), **options)
+    for a, b in zip(whole.state.leaves, resumed.state.leaves):
+        np.testing.assert_array_equal(a, b)
+    kept = {path.name for path in (folder / "records").iterdir()}
+    assert sum(len(np.load(folder / "records" / name / "clients.npy")) for name in kept) <= 4 * len(SIZES)
+
+
+def test_a_damaged_segment_makes_a_checkpoint_damaged(tmp_path):
+    method, folder = rk.Scaffold(lr=0.05), tmp_path / "checkpoints"
+    ran(SINGLE, method, engine="streamed", rounds=4, checkpoints=rk.Checkpoints(folder, every=2))
+    for path in (folder / "records").glob("*/rows.npy"):
+        path.write_bytes(b"")
+    options = {"x": START["x"], "sampling": rk.Uniform(3), "batch_size": 2, "precision": "float64"}
+    with pytest.warns(rk.AdviceWarning, match="damaged"), pytest.raises(rk.InputError, match="all checkpoints"):
+        rk.resume(folder, SINGLE, method, CLIENTS, engine="streamed", **options)
+
+
+def test_checkpoints_write_what_changed(tmp_path):
+    many = rk.federate([DATA[i % 12] for i in range(600)])
+    folder = tmp_path / "checkpoints"
+    checkpoints = rk.Checkpoints(folder, every=4, keep=1)
+    ran(SINGLE, rk.Scaffold(lr=0.05), many, rk.Streamed(), rounds=8, checkpoints=checkpoints)
+    first, second = (np.load(folder / "records" / f"round-00000000{n}" / "clients.npy") for n in (4, 8))
+    assert len(first) <= 12 and len(second) <= 12
+    assert not np.array_equal(first, second)
+
+
+def test_records_that_began_as_something_else_are_found():
+    first = Record(Sequences({}), {"c": np.broadcast_to(np.arange(3.0), (5, 3))})
+    store = RecordStore(first)
+    store.write(np.array([1, 3]), Record(Sequences({}), {"c": np.full((2, 3), 7.0)}))
+    np.testing.assert_array_equal(store.read(np.array([3, 4])).state["c"], [[7, 7, 7], [0, 1, 2]])
+    np.testing.assert_array_equal(store.all().state["c"][:, 2], [2, 7, 2, 7, 2])
+
+
+class TestErrors:
+    def test_another_engine(self, sources):
+        with pytest.raises(rk.InputError, match="engine: 'eager' was given, and the clients' examples are not in mem"):
+            ran(SINGLE, rk.FedAvg(lr=0.1), rk.federate(sources["mapped"]), engine="eager")
+
+    def test_a_sweep(self, sources):
+        with pytest.raises(rk.InputError, match="a sweep needs"):
+            rk.sweep(
+                SINGLE, rk.FedAvg(lr=0.1), rk.federate(sources["mapped"]), over={"seed": [0]}, x=START["x"], rounds=1
+            )
+
+    def test_what_needs_memory(self, sources):
+        with pytest.raises(rk.InputError, match="validation: it was given, and the examples are not in memory"):
+            rk.federate(sources["mapped"], validation=0.2)
+
+    def test_client_metrics(self, sources):
+        with pytest.raises(rk.InputError, match="test"):
+            ran(SINGLE, rk.FedAvg(lr=0.1), rk.federate(sources["mapped"]), client_metrics=lambda z, e: {"a": 0.0})
+
+    def test_sizes_that_do_not_fit(self):
+        with pytest.raises(rk.InputError, match="sizes: they sum to 5, and there are 40 examples"):
+            rk.data.Mapped(ROWS, [2, 3])
+
+    def test_a_client_that_is_not_as_was_said(self):
+        source = rk.data.Loaded(load, np.where(np.arange(12) == 5, 1, SIZES))
+        with pytest.raises(rk.InputError, match="load: client 5 gave"):
+            ran(SINGLE, rk.FedAvg(lr=0.1), rk.federate(source), sampling=rk.All())
+
+    def test_a_client_with_nan(self):
+        broken = lambda i: {"a": DATA[i]["a"], "b": DATA[i]["b"] * (np.nan if i == 7 else 1.0)}
+        with pytest.raises(rk.InputError, match="data: client 7 has a value that is NaN"):
+            ran(SINGLE, rk.FedAvg(lr=0.1), rk.federate(rk.data.Loaded(broken, SIZES)), sampling=rk.All())
+
+    def test_a_loader_that_raises(self):
+        with pytest.raises(rk.InputError, match="load: the function of client 0"):
+            rk.data.Loaded(lambda i: [][i], SIZES)
+
+    def test_a_folder_without_shards(self, tmp_path):
+        with pytest.raises(rk.InputError, match=r"has no shards\.json"):
+            rk.data.ShardFolder(tmp_path)
