@@ -126,6 +126,8 @@ def page(results: Results) -> str:
         *_same_results(results),
         "",
         "In the tables below cohorts and batches are drawn by each in its own way, so their losses agree roughly.",
+        "Memory of SCAFFOLD is not of the same state: Rookery and the loop in JAX have control variates of all clients",
+        "from the start, the others of those that have taken part, in fewer rounds where rounds are slower.",
         "",
         "## Measured",
         "",

@@ -31,7 +31,7 @@ def main(task: Task) -> None:
         seed=0,
         precision="float32",
     )
-    session = rk.Local().open(ready, Ledger())
+    session = rk.Local().open(ready, Ledger())  # `ready` stays, as it does in `rk.run`: its memory counts
 
     def go(rounds: int) -> None:
         if session.advance(rounds).broken:
