@@ -1,0 +1,1 @@
+"""Rookery beside other frameworks for federated learning; see `__main__`."""

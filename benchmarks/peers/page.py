@@ -1,0 +1,144 @@
+"""What was measured, as tables and as a page that says which goals were reached."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+OURS = "Rookery"
+TITLES = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD"}
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Someone to measure; `needs` names what has to be installed, and the folder of its environment."""
+
+    name: str
+    module: str
+    needs: str
+    packages: tuple[str, ...] = ()  # of an environment of its own; none: it runs in this one
+    framework: bool = True  # not a yardstick written by hand
+    task_per_client: bool = False  # whether it starts a task or a process for each client
+
+
+@dataclass
+class Measured:
+    """One contender on one task."""
+
+    seconds: float  # a round
+    startup: float
+    memory: float  # MB
+    loss: float  # after three rounds
+
+
+@dataclass
+class Results:
+    """A whole run."""
+
+    versions: dict[Contender, str] = field(default_factory=dict)
+    losses: dict[str, dict[str, float | str]] = field(default_factory=dict)  # of the small task, by method and name
+    measured: dict[tuple[str, int], dict[str, Measured]] = field(default_factory=dict)
+
+    def same(self, method: str, name: str) -> bool:
+        """Whether its results on the small task are ours."""
+        loss, ours = (self.losses[method].get(who) for who in (name, OURS))
+        return isinstance(loss, float) and isinstance(ours, float) and math.isclose(loss, ours, rel_tol=TOLERANCE)
+
+
+def tables(results: Results, rows: Sequence[tuple[str, int]]) -> str:
+    """A table for each row, with every measure and its ratio to ours."""
+    parts = []
+    for method, clients in rows:
+        done = results.measured[method, clients]
+        ours = done.get(OURS)
+        lines = [
+            f"{TITLES[method]}, {clients:,} clients",
+            "",
+            "| | ms a round | over ours | start-up, s | over ours | memory, MB | over ours | loss after 3 rounds |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for name, found in done.items():
+            over = lambda what: f"{getattr(found, what) / getattr(ours, what):.2f}" if ours else ""
+            mark = "" if results.same(method, name) else " (other results)"
+            lines.append(
+                f"| {name}{mark} | {1e3 * found.seconds:.4g} | {over('seconds')} | {found.startup:.1f} "
+                f"| {over('startup')} | {found.memory:,.0f} | {over('memory')} | {found.loss:.3f} |"
+            )
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+MEASURES = {"seconds": "a round", "startup": "start-up", "memory": "memory"}
+
+
+def missed(results: Results) -> list[str]:
+    """The goals that were missed, against frameworks alone: who was better, where, and by how much."""
+    lines = []
+    frameworks = [contender for contender in results.versions if contender.framework and contender.name != OURS]
+    for (method, clients), done in results.measured.items():
+        for contender in frameworks:
+            if contender.name not in done or OURS not in done:
+                continue
+            for what, title in MEASURES.items():
+                ratio = getattr(done[contender.name], what) / getattr(done[OURS], what)
+                goal = 10 if contender.task_per_client and what == "seconds" else 1
+                if ratio < goal:
+                    lines.append(
+                        f"{TITLES[method]}, {clients:,} clients, {title}: {contender.name} at {ratio:.2f} of ours"
+                        + (f", at least {goal} wanted" if goal > 1 else "")
+                    )
+    return lines
+
+
+def _same_results(results: Results) -> list[str]:
+    lines = []
+    for method, losses in results.losses.items():
+        others = [name for name in losses if not results.same(method, name)]
+        agree = len(losses) - len(others)
+        lines.append(f"- {TITLES[method]}: {agree} of {len(losses)} the same to {TOLERANCE:g}" + "".join(
+            f"; {name} not: {losses[name] if isinstance(losses[name], str) else f'{losses[name]:.5f}'}"
+            f" against {losses[OURS]:.5f}" for name in others
+        ) + ".")  # fmt: skip
+    return lines
+
+
+def page(results: Results) -> str:
+    """The page."""
+    versions = ", ".join(f"{contender.name} {version}" for contender, version in results.versions.items() if version)
+    lines = [
+        "# Beside other frameworks",
+        "",
+        "FedAvg and SCAFFOLD by Rookery, by hand, and by other frameworks for simulation: the same network",
+        "(784-64-10), first weights and synthetic data, 20 examples a client, 2 epochs of batches of 10 by plain SGD;",
+        "of 100 clients 10 a round, of 1,000 and 10,000 clients 100. Each is a process in an environment of its own;",
+        "they are measured in turns in one run, and the best turn counts. Start-up is from the start of the process to",
+        "the end of the first round; memory the sum of the peaks of its processes. `python -m benchmarks.peers`",
+        f"measures, after `python -m benchmarks.peers --setup`. This run: {os.cpu_count()} cores; {versions}.",
+        "",
+        "## Same results",
+        "",
+        "The training loss after three rounds of a small task on which every random draw falls away (all clients, full",
+        "batches, two local steps):",
+        "",
+        *_same_results(results),
+        "",
+        "In the tables below cohorts and batches are drawn by each in its own way, so their losses agree roughly.",
+        "Memory of SCAFFOLD is not of the same state: Rookery and the loop in JAX have control variates of all clients",
+        "from the start, the others of those that have taken part, in fewer rounds where rounds are slower.",
+        "",
+        "## Measured",
+        "",
+        tables(results, list(results.measured)),
+        "",
+        "## Goals",
+        "",
+        "First among the frameworks in every row of every table, and ten times as fast a round as one that starts a",
+        "task or a process for each client. The loops written by hand are yardsticks.",
+        "",
+    ]
+    found = missed(results)
+    lines += ["Missed:", "", *(f"- {line}." for line in found)] if found else ["All reached."]
+    return "\n".join(lines) + "\n"
