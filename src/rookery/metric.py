@@ -60,12 +60,3 @@ def split(metrics: Metrics) -> tuple[Callable[..., Mapping[str, Any]], dict[str,
 def measure(function: Callable[..., Mapping[str, Any]], values: Values, arrays: dict[str, Any]) -> dict[str, Any]:
     """The metrics of some sequences."""
     return dict(function(values, **arrays))
-
-
-@partial(jax.jit, static_argnums=(0, 3))
-def measure_lanes(
-    function: Callable[..., Mapping[str, Any]], values: Values, arrays: dict[str, Any], own: bool
-) -> dict[str, Any]:
-    """The metrics of runs side by side, each with arrays of its own or all with the same."""
-    each = lambda values, arrays: dict(function(values, **arrays))
-    return jax.vmap(each, in_axes=(0, 0 if own else None))(values, arrays)

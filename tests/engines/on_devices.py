@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from engines.grids import numbers, own_data, same_numbers, uneven
 from engines.test_engines import SCHEMES, Everything
 from properties.checks import difference, run
 from properties.table import CASES, bed, by_name
+from rookery.engines.lanes import Spread
 from rookery.engines.mesh import Layout
+from rookery.runs import sweep as sweeps
 
 FEW = ("simfbo controlled", "fedbioacc own I=2")
 EVERY = [pytest.param(case, marks=[pytest.mark.full] * (case.name not in FEW), id=by_name(case)) for case in CASES]
@@ -109,3 +112,66 @@ def test_more_devices_than_there_are_is_refused():
         run(bed("E1a"), rk.FedAvg(lr=rk.Rates(0.1)), rounds=1, engine=rk.Mesh(9))
     with pytest.raises(rk.InputError, match="devices: 0 was given"):
         run(bed("E1a"), rk.FedAvg(lr=rk.Rates(0.1)), rounds=1, engine=dataclasses.replace(rk.Mesh(), devices=0))
+
+
+@pytest.mark.parametrize("devices", [8, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 3))])
+def test_a_sweep_over_devices_has_the_local_ones_numbers(devices):
+    """Also where a device has fewer runs than others, or none; one that diverges or has reached its target rests."""
+    local, mesh = uneven("local"), uneven(rk.Mesh(devices))
+    assert local["status"].tolist() == ["done", "diverged", "stopped", *["done"] * 8]
+    same_numbers(numbers(local), numbers(mesh))
+    assert local.columns == mesh.columns
+
+
+def test_runs_with_data_and_metrics_of_their_own_are_spread():
+    same_numbers(numbers(own_data("local")), numbers(own_data("mesh")))
+
+
+def test_the_memory_of_a_sweep_is_that_of_each_device(monkeypatch):
+    parts = []
+    run_lanes = sweeps._Lanes.run
+    monkeypatch.setattr(sweeps._Lanes, "run", lambda self, *a: parts.append(len(self.prepared)) or run_lanes(self, *a))
+    whole, cut = uneven("mesh", rounds=8), uneven(rk.Mesh(4), rounds=8, memory=1)
+    assert parts == [11, 4, 4, 3]
+    same_numbers(numbers(whole), numbers(cut))
+
+
+def test_every_device_has_its_own_runs_and_no_other():
+    spread = Spread(rk.Mesh().device_mesh()).stacked(*({"a": np.full(3, i)} for i in range(11)))["a"]
+    assert spread.shape == (16, 3)
+    assert [np.asarray(shard.data)[:, 0].tolist() for shard in spread.addressable_shards] == [
+        [0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 10], [10, 10], [10, 10]
+    ]  # fmt: skip
+
+
+def test_a_second_sweep_over_devices_compiles_nothing(compilations):
+    exact, method = bed("E1"), rk.SimFBO(lr=rk.Rates(0.02))
+    given = {"rounds": 3, "engine": "mesh", "metrics": lambda z: {"x": z.x["a"][0]}, **exact.start(leaves=2)}
+    rk.sweep(exact.problem, method, exact.clients, over={"lr.default": [0.01, 0.02, 0.03]}, **given)
+    with compilations.counted():
+        rk.sweep(exact.problem, method, exact.clients, over={"lr.default": [0.04, 0.05, 0.06]}, **given)
+    assert compilations.count == 0
+
+
+def test_tuning_is_spread_too(monkeypatch):
+    places = []
+    run_lanes = sweeps._Lanes.run
+    monkeypatch.setattr(sweeps._Lanes, "run", lambda self, *a: places.append(self.place) or run_lanes(self, *a))
+    tunings = [tuned(engine) for engine in (rk.Mesh(4), "local")]
+    assert {place.devices for place in places} == {1, 4}
+    assert tunings[0].table.rows == tunings[1].table.rows
+
+
+def tuned(engine) -> rk.Tuning:
+    problem, clients = rk.Single(lambda x, e: 0.5 * (x - e["a"]) ** 2), rk.federate([{"a": np.array([1.0, 2.0])}])
+    options = {"x": 0.0, "metrics": lambda z: {"error": abs(z.x - 1.5)}, "falling": True, "progress": False}
+    return rk.tune(problem, rk.FedAvg(lr=rk.Rates(0.1)), clients, budget=1000, engine=engine, **options)
+
+
+def test_a_sweep_on_more_devices_than_there_are_is_refused():
+    with pytest.raises(rk.InputError, match="devices: 9 was given; there are 8"):
+        uneven(rk.Mesh(9))
+    with pytest.raises(rk.InputError, match="at_once: 0 was given"):
+        uneven(rk.Mesh(at_once=0))
+    with pytest.raises(rk.InputError, match="engine: 'eager' was given; a sweep is one compiled program"):
+        uneven("eager")

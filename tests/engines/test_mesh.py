@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engines.grids import everything, same_numbers
 from rookery.cli import main
-from rookery.engines.hosts import join
+from rookery.engines.hosts import environment, join
 from rookery.errors import InputError
+from rookery.experiments.machines import free_ports
 from rookery.runs.result import Result
 from rookery.runs.table import Table
 
@@ -63,6 +65,29 @@ def test_two_processes_give_the_numbers_of_one(tmp_path):
         Result.load(tmp_path / "one").state.leaves, Result.load(tmp_path / "two").state.leaves, strict=True
     ):
         np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def test_two_processes_sweep_as_one_does(tmp_path):
+    """Each has some of the runs, and both have all results."""
+    files = [tmp_path / f"{process}.npz" for process in range(2)]
+    at, paths = f"127.0.0.1:{free_ports(1)[0]}", [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    shared = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "engines.grids", str(file)],
+            env=shared | environment(at, 2, process),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for process, file in enumerate(files)
+    ]
+    local = everything("local")
+    for process in started:
+        said, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    for file in files:
+        same_numbers(local, np.load(file))
 
 
 def until_it_writes(folder: Path) -> None:

@@ -27,7 +27,7 @@ from rookery.federation.ledger import Ledger, Totals
 from rookery.federation.steps import FixedSteps, check_count
 from rookery.vectors import Tree, Values
 
-AXIS = "clients"
+AXIS = "devices"
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,22 @@ class Mesh:
     ordered: bool = False
 
     def open(self, prepared: PreparedRun, ledger: Ledger) -> MeshSession:
-        for name in ("devices", "at_once"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
-        there = jax.devices()
-        if self.devices is not None and self.devices > len(there):
-            raise InputError(f"devices: {self.devices} was given; there are {len(there)} of kind {there[0].platform}")
-        mesh = DeviceMesh(np.asarray(there[: self.devices]), (AXIS,))
+        if self.at_once is not None:
+            check_count("at_once", self.at_once)
+        mesh = self.device_mesh()
         slots = prepared.inputs.sampling.slots(prepared.config.population)
         default = 1 if jax.default_backend() == "cpu" else -(-slots // mesh.size)
         program = Program(prepared.config, self.at_once or default, AXIS, self.ordered)
         return MeshSession(program, mesh, prepared, ledger)
+
+    def device_mesh(self) -> DeviceMesh:
+        """The devices, on one axis."""
+        if self.devices is not None:
+            check_count("devices", self.devices)
+        there = jax.devices()
+        if self.devices is not None and self.devices > len(there):
+            raise InputError(f"devices: {self.devices} was given; there are {len(there)} of kind {there[0].platform}")
+        return DeviceMesh(np.asarray(there[: self.devices]), (AXIS,))
 
 
 class Layout:
@@ -101,50 +106,39 @@ class MeshSession(LocalSession):
         return whole._replace(levels=levels, seats=seats)
 
     def _put_carry(self, carry: Carry) -> Carry:
-        spread = lambda store: self._spread(np.shape(store)[1:], lambda d: np.asarray(store)[self.layout.filled(d)])
-        return Carry(jax.tree.map(self._everywhere, carry.state), jax.tree.map(spread, carry.records))
+        def own(store: Any) -> jax.Array:
+            shape = (self.layout.each, *np.shape(store)[1:])
+            return spread(self.mesh, shape, lambda device: np.asarray(store)[self.layout.filled(device)])
+
+        return Carry(jax.tree.map(self._everywhere, carry.state), jax.tree.map(own, carry.records))
 
     def _advance(self, carry: Carry, rounds: int) -> tuple:
         carry, *found = advance(self.program, self.mesh, self.inputs, carry, np.int32(rounds))
-        return carry, *_here(found)
+        return carry, *here(found)
 
     def _start(self, carry: Carry) -> tuple[Carry, Totals]:
         carry, cost = start(self.program, self.mesh, self.inputs, carry)
-        return carry, _here(cost)
+        return carry, here(cost)
 
     def _is_recent(self, seconds: float) -> bool:
         # All processes hold a copy of the same round: who goes back, goes back equally far.
         return bool(agreed(super()._is_recent(seconds)))
 
     def _whole(self, carry: Carry) -> Carry:
-        return Carry(_here(carry.state), self._collected(carry.records))
+        return Carry(here(carry.state), self._collected(carry.records))
 
     @property
     def values(self) -> Values:
         """Those of the carry, without what else there is in clients' records."""
         standing = self.standing
-        return Values({**_here(standing.state.z).trees(), **self._collected(standing.records.local).trees()})
+        return Values({**here(standing.state.z).trees(), **self._collected(standing.records.local).trees()})
 
     def _collected(self, tree: Tree) -> Tree:
         """What is spread over devices, in the order of clients."""
-        return _here(_collect(tree, self._everywhere(self.layout.position), NamedSharding(self.mesh, P())))
+        return here(_collect(tree, self._everywhere(self.layout.position), NamedSharding(self.mesh, P())))
 
     def _everywhere(self, leaf: Any) -> jax.Array:
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            data = self._everywhere(jax.random.key_data(leaf))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-        array = np.asarray(leaf)
-        return jax.make_array_from_callback(array.shape, NamedSharding(self.mesh, P()), lambda index: array[index])
-
-    def _spread(self, shape: tuple[int, ...], block: Callable[[int], np.ndarray]) -> jax.Array:
-        """An array of which every device has a block, made where the device is; all blocks are of one length."""
-        length = len(block(0))
-        sharding = NamedSharding(self.mesh, P(AXIS))
-
-        def part(index: Any) -> np.ndarray:
-            return block((index[0].start or 0) // length)
-
-        return jax.make_array_from_callback((length * self.layout.devices, *shape), sharding, part)
+        return everywhere(self.mesh, leaf)
 
     def _spread_level(self, level: Level) -> Level:
         """Every device's clients' examples, with where they begin there."""
@@ -164,10 +158,12 @@ class MeshSession(LocalSession):
             # Places that no client has begin at the device's first example; nobody asks for them.
             return np.concatenate([starts(own), np.zeros(self.layout.each - len(own), int)]).astype(np.int32)
 
+        own = lambda leaf: spread(self.mesh, (longest, *leaf.shape[1:]), partial(rows, np.asarray(leaf)))
+        each = (self.layout.each,)
         return Level(
-            jax.tree.map(lambda leaf: self._spread(leaf.shape[1:], partial(rows, np.asarray(leaf))), level.rows),
-            self._spread((), begins),
-            self._spread((), lambda device: size[self.layout.filled(device)]),
+            jax.tree.map(own, level.rows),
+            spread(self.mesh, each, begins),
+            spread(self.mesh, each, lambda device: size[self.layout.filled(device)]),
         )
 
 
@@ -212,7 +208,35 @@ def start(program: Program, mesh: DeviceMesh, inputs: Inputs, carry: Carry) -> t
     return on_each(inputs, carry)
 
 
-def _here(tree: Tree) -> Tree:
+def everywhere(mesh: DeviceMesh, leaf: Any) -> jax.Array:
+    """An array that every device of a mesh has."""
+    if is_key(leaf):
+        return wrapped(everywhere(mesh, jax.random.key_data(leaf)), leaf)
+    array = np.asarray(leaf)
+    return jax.make_array_from_callback(array.shape, NamedSharding(mesh, P()), lambda index: array[index])
+
+
+def spread(mesh: DeviceMesh, shape: tuple[int, ...], block: Callable[[int], np.ndarray]) -> jax.Array:
+    """An array of which every device of a mesh has a block, of this shape, made where the device is."""
+
+    def part(index: Any) -> np.ndarray:
+        return block((index[0].start or 0) // shape[0])
+
+    whole = (shape[0] * mesh.size, *shape[1:])
+    return jax.make_array_from_callback(whole, NamedSharding(mesh, P(AXIS)), part)
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether an array is one of keys for random numbers."""
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def wrapped(data: jax.Array, like: jax.Array) -> jax.Array:
+    """Keys of their data, of the kind that others are."""
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))
+
+
+def here(tree: Tree) -> Tree:
     """What is the same on all devices, as one of this process's has it."""
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 

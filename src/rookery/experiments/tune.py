@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rookery.engines.mesh import Mesh
 from rookery.errors import AdviceWarning, InputError
 from rookery.experiments.codec import decode, encode
 from rookery.experiments.subject import Subject
@@ -322,9 +323,11 @@ def _rate(name: str, rate: Any) -> str:
 
 def _try(experiment: Subject, assembly: Assembly, methods: list[Any], rounds: int, every: int) -> list[Result]:
     """The results of some settings of a method on an assembly for tuning, side by side."""
-    arguments: dict[str, Any] = experiment.arguments(assembly) | {"stop": None, "engine": None}
+    arguments: dict[str, Any] = experiment.arguments(assembly) | {"stop": None}
+    engine = arguments.pop("engine", None)  # settings go over the devices of a mesh; no other engine has a say
+    engine = engine if engine == "mesh" or isinstance(engine, Mesh) else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AdviceWarning)
         return sweep(
-            method=experiment.method, over={"method": methods}, rounds=rounds, every=every, **arguments
+            method=experiment.method, over={"method": methods}, rounds=rounds, every=every, engine=engine, **arguments
         ).results

@@ -222,7 +222,7 @@ class _Loop:
             begun = time.perf_counter()
             self.session.advance(0)  # compiles, so that the seconds of the history are those of rounds
             self.compile_seconds = time.perf_counter() - begun
-            _heed_together()
+            heed_together()
             there = self.take_up(every, end)
             self.save()
             while self.round < end and not there and divergence is None:
@@ -262,7 +262,7 @@ class _Loop:
         took = time.perf_counter() - begun
         self.seconds += took
         self.round += done.rounds
-        _heed_together()
+        heed_together()
         if took < PATIENCE / 2 and rounds == self.rounds_per_call:
             self.rounds_per_call *= 2
         elif took > PATIENCE:
@@ -364,7 +364,7 @@ def make_result(
     )
 
 
-def _heed_together() -> None:
+def heed_together() -> None:
     """Raises a Ctrl-C that was swallowed or, where there are several processes, one that the first of them has had."""
     if agreed(together() and pending()):
         answered()

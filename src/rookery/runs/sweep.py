@@ -10,13 +10,15 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rookery.data.federated import Clients
 from rookery.engines import find_engine
 from rookery.engines.base import Carry, Inputs, PreparedRun, non_finite
+from rookery.engines.hosts import agreed
+from rookery.engines.lanes import Place, Spread
 from rookery.engines.local import Local, Program
+from rookery.engines.mesh import Mesh
 from rookery.errors import InputError, unknown
 from rookery.federation.evaluation import ClientMetrics
 from rookery.federation.ledger import Ledger
@@ -24,17 +26,17 @@ from rookery.federation.method import has_start
 from rookery.federation.rates import Rates
 from rookery.federation.sampling import All, Sampling
 from rookery.federation.server import PerSequence, ServerOptimiser
-from rookery.metric import Metrics, measure_lanes, split, together
+from rookery.metric import Metrics, split, together
 from rookery.problems.base import Problem
-from rookery.runs.interrupts import heed, listening
+from rookery.runs.interrupts import heed, listening, wait_for_turn
 from rookery.runs.own_metrics import OwnMetrics
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result
-from rookery.runs.run import PATIENCE, check_arguments, check_metrics, make_result, reached
+from rookery.runs.run import PATIENCE, check_arguments, check_metrics, heed_together, make_result, reached
 from rookery.runs.table import Table
-from rookery.vectors import row
+from rookery.vectors import Values, row
 
-MEMORY = 2**30  # bytes that the states of runs side by side may take
+MEMORY = 2**30  # bytes that the states of runs side by side may take on a device
 
 RUN_OPTIONS = ("seed", "batch_size", "sampling")
 
@@ -74,8 +76,9 @@ def sweep(
       over: what varies: a mapping from a name to its values. Names are fields of the method ("lr.x", "local_steps"),
         "method" itself, or "seed", "batch_size", "sampling". All combinations are run, the last name fastest. Options
         that change the program (batch sizes, a field that is structure) split it into several.
-      engine: "local" or an `rk.Local(...)`; None: the default one.
-      memory: bytes that the states of runs side by side may take; a larger grid is run in parts.
+      engine: "local" or an `rk.Local(...)`; "mesh" or an `rk.Mesh(...)`: runs are spread over its devices, each of
+        them whole on one device; None: "local".
+      memory: bytes that the states of runs side by side may take on a device; a larger grid is run in parts.
       own_metrics: in the place of `metrics`, a function of the seed that gives them, alike but for their arrays.
       client_metrics: as `rk.run` takes them; the history has their summary, and there is no table of clients.
 
@@ -92,9 +95,7 @@ def sweep(
         raise InputError(
             f"method: {type(method).__name__} has a start of its own, which a sweep cannot run yet; use rk.run"
         )
-    compiled = Local() if engine is None else find_engine(engine)
-    if not isinstance(compiled, Local):
-        raise InputError(f'engine: {engine!r} was given; a sweep is one compiled program: "local" or rk.Local(...)')
+    compiled, place = _find_place(engine)
     names = list(over)
     points = [dict(zip(names, values)) for values in itertools.product(*(_values(n, over[n]) for n in names))]
     with precision_context(precision), listening():
@@ -136,13 +137,25 @@ def sweep(
                 measured = dict.fromkeys(measured, measured[seeds[0]])
         check_metrics(measured[seeds[0]], stop, prepared[0].carry)
         results: list[Result | None] = [None] * len(points)
-        opened = compiled.program
-        for group in _groups(prepared, memory):
+        for group in _groups(prepared, memory, place.devices):
             each = [measured[seeds[i]] for i in group]
-            lanes = _Lanes(opened(prepared[group[0]]), [prepared[i] for i in group], each, stop)
+            program = compiled.program(prepared[group[0]])
+            lanes = _Lanes(program, place, [prepared[i] for i in group], each, stop)
             for i, result in zip(group, lanes.run(rounds, every)):
                 results[i] = result
     return _table(points, results)
+
+
+def _find_place(engine: Any) -> tuple[Local, Place]:
+    """What compiles the program of a lane, and where lanes are."""
+    found = Local() if engine is None else find_engine(engine)
+    if isinstance(found, Mesh):
+        return Local(found.at_once), Spread(found.device_mesh())
+    if isinstance(found, Local):
+        return found, Place()
+    raise InputError(
+        f'engine: {engine!r} was given; a sweep is one compiled program: "local", "mesh", rk.Local(...) or rk.Mesh(...)'
+    )
 
 
 def _values(name: str, values: Any) -> list[Any]:
@@ -179,8 +192,8 @@ def set_field(target: Any, path: str, value: Any) -> Any:
     return dataclasses.replace(target, **{head: value})
 
 
-def _groups(prepared: list[PreparedRun], memory: int) -> list[list[int]]:
-    """The grid points that can share a program, in parts that fit the memory."""
+def _groups(prepared: list[PreparedRun], memory: int, devices: int) -> list[list[int]]:
+    """The grid points that can share a program, in parts that fit the memory of so many devices."""
     kinds: dict[Any, list[int]] = {}
     for i, each in enumerate(prepared):
         varying = (each.inputs._replace(key=()), each.carry)
@@ -190,7 +203,7 @@ def _groups(prepared: list[PreparedRun], memory: int) -> list[list[int]]:
     for members in kinds.values():
         own = (prepared[members[0]].carry, prepared[members[0]].inputs.levels if _differ(prepared) else ())
         size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(own))
-        lanes = max(1, min(len(members), memory // max(1, size)))
+        lanes = devices * max(1, memory // max(1, size))
         parts += [members[i : i + lanes] for i in range(0, len(members), lanes)]
     return parts
 
@@ -201,34 +214,52 @@ def _differ(prepared: list[PreparedRun]) -> bool:
     return any(a is not b and not np.array_equal(a, b) for other in leaves[1:] for a, b in zip(leaves[0], other))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _advance(program: Program, own_data: bool, inputs: Inputs, carry: Any, rounds: Any) -> tuple:
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _advance(program: Program, place: Place, own_data: bool, inputs: Inputs, carry: Any, rounds: Any) -> tuple:
     data = 0 if own_data else None
     axes = Inputs(method=0, sampling=0, levels=data, weights=data, key=0)  # type: ignore[arg-type]
-    return jax.vmap(program.advance, in_axes=(axes, 0, 0))(inputs, carry, rounds)
+    return place.over(program.advance, (axes, 0, 0))(inputs, carry, rounds)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _measure(
+    function: Callable[..., Mapping[str, Any]], place: Place, own: bool, values: Values, arrays: dict[str, Any]
+) -> dict[str, Any]:
+    """The metrics of lanes, each with arrays of its own or all with the same."""
+    each = lambda values, arrays: dict(function(values, **arrays))
+    return place.over(each, (0, 0 if own else None))(values, arrays)
 
 
 class _Lanes:
     """Runs of one structure, side by side. A lane that has diverged or reached its target rests."""
 
-    def __init__(self, program: Program, prepared: list[PreparedRun], metrics: list[Metrics], stop: Mapping[str, Any]):
+    def __init__(
+        self,
+        program: Program,
+        place: Place,
+        prepared: list[PreparedRun],
+        metrics: list[Metrics],
+        stop: Mapping[str, Any],
+    ):
         self.program = program
+        self.place = place
         self.prepared = prepared
         self.stop = stop
-        stack = lambda *trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+        if place.several:
+            wait_for_turn()
+        stack = place.stacked
         self.own_data = _differ(prepared)
-        alike = lambda *trees: stack(*trees) if self.own_data else jax.device_put(trees[0])
+        alike = lambda *trees: stack(*trees) if self.own_data else place.shared(trees[0])
         self.inputs = Inputs(
             method=stack(*(s.inputs.method for s in prepared)),
             sampling=stack(*(s.inputs.sampling for s in prepared)),
             levels=alike(*(s.inputs.levels for s in prepared)),
             weights=alike(*(s.inputs.weights for s in prepared)),
-            key=jnp.stack([s.inputs.key for s in prepared]),
+            key=stack(*(s.inputs.key for s in prepared)),
         )
         self.own_metrics = any(each is not metrics[0] for each in metrics)
         self.function, arrays = split(metrics[0])
-        own = stack(*(split(each)[1] for each in metrics)) if self.own_metrics else arrays
-        self.arrays = jax.device_put(own)
+        self.arrays = stack(*(split(each)[1] for each in metrics)) if self.own_metrics else place.shared(arrays)
         self.carry = stack(*(s.carry for s in prepared))
         self.ledgers = [Ledger() for _ in prepared]
         self.histories = [Table() for _ in prepared]
@@ -246,7 +277,7 @@ class _Lanes:
         for done in range(0, rounds, every):
             self.advance_in_parts(min(every, rounds - done))
             self.record(rounds)
-        carries = [row(self.carry, i) for i in range(len(self.prepared))]
+        carries = (self.place.lane(self.carry, i) for i in range(len(self.prepared)))
         return [
             make_result(each, carry, ledger, history, self.seconds, status, divergence, compile_seconds)
             for each, carry, ledger, history, status, divergence in zip(
@@ -258,8 +289,9 @@ class _Lanes:
         """Some rounds, in calls short enough to be interrupted."""
         while rounds > 0:
             ask, before = min(rounds, self.rounds_per_call), self.seconds
+            ask = agreed(ask) if self.place.several else ask
             self.advance(ask)
-            heed()
+            (heed_together if self.place.several else heed)()
             rounds -= ask
             took = self.seconds - before
             if took < PATIENCE / 2 and ask == self.rounds_per_call:
@@ -273,28 +305,33 @@ class _Lanes:
 
     def advance(self, rounds: int) -> None:
         begun = time.perf_counter()
-        before, asked = self.carry, np.where(self.awake, rounds, 0).astype(np.int32)
-        carry, cost, done, finite = jax.block_until_ready(
-            _advance(self.program, self.own_data, self.inputs, before, asked)
-        )
-        done, finite = np.asarray(done), np.asarray(finite)
+        before, asked = self.carry, np.where(self.awake, rounds, 0)
+        carry, cost, done, finite = self.call(before, asked)
         if not finite.all():  # go again to the last good round of those lanes, as a single run does
             for i in np.flatnonzero(~finite):
-                broken = non_finite(jax.device_get(row(carry, i)))
+                broken = non_finite(jax.device_get(self.place.lane(carry, int(i))))
                 self.status[i] = "diverged"
                 self.divergence[i] = Divergence(int(self.rounds[i] + done[i]), broken)
             done = done - ~finite
-            carry, cost, _, _ = _advance(self.program, self.own_data, self.inputs, before, done.astype(np.int32))
+            carry, cost, _, _ = self.call(before, done)
         self.carry = carry
         self.rounds += done
-        cost = jax.device_get(cost)
         for i, ledger in enumerate(self.ledgers):
             ledger.add(row(cost, i))
         self.seconds += time.perf_counter() - begun
 
+    def call(self, carry: Any, rounds: np.ndarray) -> tuple:
+        """Some rounds of every lane: all carries, and of each lane what it cost, its rounds, whether it is finite."""
+        count = len(rounds)
+        asked = np.zeros(-(-count // self.place.devices) * self.place.devices, np.int32)  # lanes for nothing rest
+        asked[:count] = rounds
+        carry, *found = _advance(self.program, self.place, self.own_data, self.inputs, carry, asked)
+        cost, done, finite = self.place.read(found)
+        return carry, cost, done[:count], finite[:count]
+
     def record(self, rounds: int) -> None:
         values = Carry.values(self.carry)
-        measured = jax.device_get(measure_lanes(self.function, values, self.arrays, self.own_metrics))
+        measured = self.place.read(_measure(self.function, self.place, self.own_metrics, values, self.arrays))
         for i, history in enumerate(self.histories):
             if history.rows and history["round"][-1] == self.rounds[i]:
                 continue  # a lane at rest
