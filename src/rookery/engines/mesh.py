@@ -32,7 +32,8 @@ AXIS = "devices"
 
 @dataclass(frozen=True)
 class Mesh:
-    """Spreads the clients over devices: those of this machine and, where `jax.distributed` runs, of all machines.
+    """Spreads the clients over devices: those of this machine and, where `jax.distributed` runs, of all machines. A
+    sweep spreads its runs instead, each of them whole on one device.
 
     Args:
       devices: how many devices; None: all that there are.
