@@ -196,6 +196,7 @@ MODULES = [
     "rookery.data.datasets",
     "rookery.data.federated",
     "rookery.data.partitions",
+    "rookery.data.sources",
     "rookery.federation.rates",
     "rookery.federation.server_optimiser",
     "rookery.problems.exact.bilevel",

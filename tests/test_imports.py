@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "rookery"
 ALLOWED = {
     "errors": set(),
     "version": set(),
+    "accelerators": set(),
     "structs": set(),
     "vectors": {"errors"},
     "metric": {"vectors"},

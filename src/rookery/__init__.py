@@ -7,9 +7,11 @@ problem. `import rookery as rk` gives everything on this page; the command line 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from rookery import data
+from rookery.accelerators import has_gpu, record_loops
 from rookery.algorithms.aggitd import AggITD
 from rookery.algorithms.drift import ControlVariates, Duals
 from rookery.algorithms.estimators import ConjugateGradient, Neumann, Tracked
@@ -65,6 +67,8 @@ from rookery.runs.sweep import sweep
 from rookery.runs.table import Table
 from rookery.vectors import Sequences, Vector
 from rookery.version import __version__
+
+record_loops(os.environ, gpu=has_gpu())
 
 if TYPE_CHECKING:
     from rookery import tasks

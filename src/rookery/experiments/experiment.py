@@ -62,7 +62,7 @@ class CommonOptions:
     """End the run when the task's main metric reaches this value."""
     engine: Literal["local", "mesh", "eager"] = "local"
     """local: compiled; mesh: on all devices and hosts; eager: client by client, the reference."""
-    precision: Literal["float32", "float64"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16", "float64"] = "float32"
     """Floating-point type of everything."""
     checkpoint_every: str = "60s"
     """How often to write where the run stands: rounds (10) or seconds (30s)."""

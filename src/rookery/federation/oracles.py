@@ -40,7 +40,12 @@ class ProgramConfig:
 
     @property
     def dtype(self) -> Any:
-        return np.dtype(self.precision)
+        return held_in(self.precision)
+
+
+def held_in(precision: str) -> Any:
+    """The type that a run's numbers are held in; `tf32` and `bfloat16` are of products alone."""
+    return np.dtype("float64" if precision == "float64" else "float32")
 
 
 class Stretch(NamedTuple):

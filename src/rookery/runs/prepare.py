@@ -19,6 +19,7 @@ from rookery.federation.client import ProgramConfig
 from rookery.federation.fields import RatesField, meanings
 from rookery.federation.keys import run_key, start_key
 from rookery.federation.method import Plan, bind
+from rookery.federation.oracles import held_in
 from rookery.federation.rates import Rates
 from rookery.federation.sampling import All, Sampling
 from rookery.federation.steps import LARGEST, Epochs, is_count, is_whole
@@ -26,15 +27,17 @@ from rookery.memory import check_fits
 from rookery.problems.base import OfBatch, Problem
 from rookery.vectors import Sequences, Tree, Values
 
-PRECISIONS = ("float32", "float64")
+# By name, how products of matrices are made. All but the last hold numbers in 32 bits.
+PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16", "float64": "float32"}
 
 
 @contextlib.contextmanager
 def precision_context(precision: str) -> Iterator[None]:
-    """Everything of a run happens inside: 64-bit mode as asked, and float32 products that are float32 everywhere."""
+    """Everything of a run happens inside: 64-bit mode and products as asked, which JAX would make in less than 32 bits
+    on some accelerators."""
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
-    with jax.enable_x64(precision == "float64"), jax.default_matmul_precision("float32"):
+    with jax.enable_x64(precision == "float64"), jax.default_matmul_precision(PRECISIONS[precision]):
         yield
 
 
@@ -53,7 +56,7 @@ def prepare(
 ) -> PreparedRun:
     """Checks everything a user gave and makes a run ready; call it inside `precision_context`."""
     _check_kinds(problem, method, clients, sampling, seed)
-    dtype = np.dtype(precision)
+    dtype = held_in(precision)
     levels = _levels(problem, clients)
     method = bind(method, problem, clients.population)
     sampling.check(clients.population)

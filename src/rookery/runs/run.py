@@ -95,8 +95,11 @@ def run(
       every: rounds between two evaluations; None: so that there are about 50.
       stop: ends the run early: a metric's name and the value it must reach (at least), or a function of its value
         that says True.
-      engine: "local" (compiled), "eager" (client by client, the reference), or an engine such as `rk.Local(at_once=8)`.
-      precision: "float32" or "float64".
+      engine: "local" (compiled), "mesh" (many devices), "streamed" (only the cohorts' data and records on the device;
+        clients beyond memory go there by themselves), "eager" (client by client, the reference), or an engine such as
+        `rk.Local(at_once=8)`.
+      precision: "float32" or "float64"; or, on accelerators that have them, float32 numbers whose matrix products are
+        made with the faster "tf32" or "bfloat16".
       callbacks: called with (round, history row) after every evaluation; one that has a method `compiling` is told
         when everything was checked and the program is compiled.
       state: a result's `state`, to continue from.
