@@ -82,8 +82,13 @@ def test_every_method_can_be_given_from_the_shell(name):
     assert isinstance(options.method, METHODS[name].method)
     assert options.method.lr[own] == 0.5 and options.method.lr["x"] == (0.5 if own == "x" else 0.2)
     assert options.run.cohort == 7
-    steps = "local_steps" if hasattr(options.method, "local_steps") else "upper_steps"
-    assert getattr(options.method, steps) == 1
+    for steps in ("local_steps", "upper_steps"):  # where it has any
+        assert getattr(options.method, steps, 1) == 1
+
+
+def test_a_graph_is_given_from_the_shell():
+    options = parse_options("hyperrep", TASKS["hyperrep"], METHODS["gossip"], ["--method.mixing", "torus:4x5"])
+    assert options.method.mixing == rk.Mixing(rk.Torus(4, 5))
 
 
 def test_server_rates_are_given_whole_or_not_at_all():

@@ -29,6 +29,8 @@ from rookery.algorithms.fedpd import FedPD
 from rookery.algorithms.fedprox import FedProx
 from rookery.algorithms.fedvra import FedVRA
 from rookery.algorithms.fedvrau import FedVRAU
+from rookery.algorithms.gbdsbo import GBDSBO
+from rookery.algorithms.gossip import Gossip, GossipTracking
 from rookery.algorithms.lfednest import LFedNest
 from rookery.algorithms.local_steps import descend
 from rookery.algorithms.presets import MRBO, SOBA, FedAdagrad, FedAdam, FedAvgM, FedYogi, StocBiO
@@ -41,22 +43,38 @@ from rookery.data.partitions import IID, ClassHeterogeneity, Dirichlet, LongTail
 from rookery.engines import Eager, Engine, Local, Mesh, Streamed
 from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError, StorageError
+from rookery.federation.channels import (
+    EF21,
+    CountSketch,
+    Diana,
+    ErrorFeedback,
+    LowRank,
+    Per,
+    Quantise,
+    RandK,
+    Sign,
+    TopK,
+)
 from rookery.federation.client import Client
 from rookery.federation.codec import part
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import amount, choice, component, count, number, rates, steps
+from rookery.federation.graphs import Complete, Graph, Mixing, RandomGraph, Ring, Torus
 from rookery.federation.ledger import Ledger
 from rookery.federation.method import State, first_round, method, static, struct
 from rookery.federation.protocols import Drift, Estimator, Method, ServerStep
 from rookery.federation.rates import Decay, PerClient, Rates
 from rookery.federation.sampling import All, Bernoulli, Uniform, Weighted, WithReplacement
 from rookery.federation.scaled import Scaled
+from rookery.federation.server import EachSequence
 from rookery.federation.server_optimiser import ServerOptimiser
 from rookery.federation.steps import Epochs, FixedSteps, RandomSteps, Steps, StepsBy
+from rookery.federation.untuned import adagrad_norm, mechanic
 from rookery.metric import Metric
 from rookery.problems import exact
 from rookery.problems.base import OfBatch
 from rookery.problems.kinds import Bilevel, Compositional, Field, Joint, Minimax, Single
+from rookery.problems.penalty import Penalty
 from rookery.problems.sets import Ball, Box, Projection, Simplex
 from rookery.runs.analysis import FixedPoint, fixed_point
 from rookery.runs.check import check
@@ -81,6 +99,8 @@ if TYPE_CHECKING:
     from rookery.tasks import adapters
 
 __all__ = [
+    "EF21",
+    "GBDSBO",
     "IID",
     "MRBO",
     "SOBA",
@@ -99,17 +119,22 @@ __all__ = [
     "ClientsFailed",
     "Cohort",
     "Comparison",
+    "Complete",
     "Compositional",
     "ConjugateGradient",
     "ControlVariates",
+    "CountSketch",
     "Decay",
+    "Diana",
     "Dirichlet",
     "DivergenceWarning",
     "Drift",
     "Duals",
+    "EachSequence",
     "Eager",
     "Engine",
     "Epochs",
+    "ErrorFeedback",
     "Estimator",
     "FedADMM",
     "FedAdagrad",
@@ -132,6 +157,9 @@ __all__ = [
     "Field",
     "FixedPoint",
     "FixedSteps",
+    "Gossip",
+    "GossipTracking",
+    "Graph",
     "InputError",
     "Interrupted",
     "Joint",
@@ -139,19 +167,27 @@ __all__ = [
     "Ledger",
     "Local",
     "LongTail",
+    "LowRank",
     "Mesh",
     "Method",
     "Metric",
     "Minimax",
+    "Mixing",
     "Neumann",
     "OfBatch",
     "OnFailure",
+    "Penalty",
+    "Per",
     "PerClient",
     "Projection",
+    "Quantise",
     "QuantitySkew",
+    "RandK",
+    "RandomGraph",
     "RandomSteps",
     "Rates",
     "Result",
+    "Ring",
     "Scaffold",
     "Scaled",
     "Sequences",
@@ -159,6 +195,7 @@ __all__ = [
     "ServerStep",
     "Shards",
     "ShroFBO",
+    "Sign",
     "SimFBO",
     "Simplex",
     "Single",
@@ -170,6 +207,8 @@ __all__ = [
     "StorageError",
     "Streamed",
     "Table",
+    "TopK",
+    "Torus",
     "Tracked",
     "Tuning",
     "Uniform",
@@ -177,6 +216,7 @@ __all__ = [
     "Weighted",
     "WithReplacement",
     "__version__",
+    "adagrad_norm",
     "adapters",
     "amount",
     "check",
@@ -191,6 +231,7 @@ __all__ = [
     "federated",
     "first_round",
     "fixed_point",
+    "mechanic",
     "method",
     "newcomers",
     "number",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import optax
 import pytest
@@ -9,6 +11,8 @@ import pytest
 import rookery as rk
 from properties.checks import difference, flat, run
 from properties.table import bed
+from rookery.federation import codec
+from rookery.federation.server import NEEDS_NO_RATE, read_server
 
 
 def test_adam_on_the_server_is_adam_on_the_mean_direction():
@@ -113,3 +117,47 @@ def test_one_step_size_is_enough():
         run(bed("E1a"), method, rounds=1)
     with pytest.raises(rk.InputError, match=r"server: 3 was given; a constructor such as optax\.adam"):
         rk.ServerOptimiser(3)
+
+
+def test_adagrad_norm_is_its_formula():
+    """One local step, all clients: b^2 <- b^2 + ||g||^2, x <- x - eta g / b, by hand."""
+    exact = bed("E1a")
+    optimiser = rk.ServerOptimiser(rk.adagrad_norm, learning_rate=0.7, b0=0.2)
+    result = run(exact, rk.SimFBO(lr=0.1, server=optimiser), rounds=7)
+    x, square = flat(exact.start()["x"]) + 0.3, 0.2**2
+    for _ in range(7):
+        g = exact.hypergradient(x)
+        square += g @ g
+        x = x - 0.7 * g / np.sqrt(square)
+    np.testing.assert_allclose(flat(result.x), x, rtol=1e-12)
+
+
+def test_each_sequence_has_an_optimiser_of_its_own():
+    exact = bed("E1")
+    norm = rk.ServerOptimiser(rk.adagrad_norm)
+    each = run(exact, rk.SimFBO(lr=rk.Rates(0.1), server=rk.EachSequence(norm)), rounds=5)
+    named = run(exact, rk.SimFBO(lr=rk.Rates(0.1), server=dict.fromkeys("xyv", norm)), rounds=5)
+    together = run(exact, rk.SimFBO(lr=rk.Rates(0.1), server=norm), rounds=5)
+    assert difference(each, named) == 0 and difference(each, together) > 1e-3
+
+
+@pytest.mark.parametrize("word", NEEDS_NO_RATE)
+def test_servers_without_a_rate_solve(word):
+    exact = rk.exact.QuadraticConsensus.random(clients=3, dims=3, seed=1)
+    method = rk.SimFBO(lr="auto", server=read_server("server", word))
+    result = rk.run(exact.problem, method, exact.clients, rounds=400, precision="float64", **exact.start())
+    begun = np.abs(exact.start()["x"] - exact.solution()).max()
+    assert np.abs(result.x - exact.solution()).max() < 0.05 * begun
+
+
+@pytest.mark.parametrize("word", NEEDS_NO_RATE)
+def test_servers_without_a_rate_go_on_bit_for_bit(word, tmp_path):
+    exact = rk.exact.QuadraticConsensus.random(clients=3, dims=3, seed=1)
+    method = rk.SimFBO(lr=rk.Rates("auto"), server=read_server("server", word))
+    server: Any = method.server
+    assert codec.decode(codec.encode(server)).optimiser.constructor is server.optimiser.constructor
+    whole = rk.run(exact.problem, method, exact.clients, rounds=8, **exact.start())
+    kept = rk.Checkpoints(tmp_path / "c", every=2)
+    rk.run(exact.problem, method, exact.clients, rounds=4, checkpoints=kept, **exact.start())
+    went_on = rk.resume(tmp_path / "c", exact.problem, method, exact.clients, rounds=8, **exact.start())
+    assert np.array_equal(went_on.x, whole.x) and not np.array_equal(whole.x, exact.start()["x"])

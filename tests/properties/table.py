@@ -19,11 +19,29 @@ from rookery.problems.exact import (
     QuadraticMinimax,
 )
 
+
+@dataclass(frozen=True, eq=False)
+class Penalised(QuadraticBilevel):
+    """The quadratic bilevel problem with its lower level as two penalties, whose answer is that of the penalties."""
+
+    lams: tuple[float, ...] = (10.0, 30.0)
+
+    @property
+    def problem(self) -> rk.Bilevel:
+        return dataclasses.replace(super().problem, by=rk.Penalty(self.lams))
+
+    def solution(self) -> Any:
+        return self.penalty_solution(self.lams)
+
+
 # Weighted, ragged, dimensions of x and y that differ; two-leaf pytrees through start(leaves=2).
+_E1: dict[str, Any] = {"clients": 3, "dims": (2, 3), "weights": "random", "seed": 1}
 _KINDS: dict[str, Callable[[], Any]] = {
-    "E1": lambda: QuadraticBilevel.random(clients=3, dims=(2, 3), weights="random", seed=1),
+    "E1": lambda: QuadraticBilevel.random(**_E1),
     "E2": lambda: LinearComposition.random(clients=3, dims=(2, 3, 2), weights="random", seed=2),
-    "E1-local": lambda: QuadraticBilevel.random(clients=3, dims=(2, 3), weights="random", seed=1, local=True),
+    "E1-local": lambda: QuadraticBilevel.random(**_E1, local=True),
+    "E1-penalty": lambda: Penalised.random(**_E1),
+    "E1-penalty-local": lambda: Penalised.random(**_E1, local=True),
     "E3": lambda: QuadraticMinimax.random(clients=3, dims=(2, 3), weights="random", seed=3),
     "E1a": lambda: QuadraticConsensus.random(clients=3, dims=3, weights="random", seed=4),
     "E1a-joint": lambda: JointConsensus(bed("E1a")),
@@ -55,7 +73,7 @@ class Case:
     up: Callable[[SimpleNamespace], int] = lambda d: d.z
     down: Callable[[SimpleNamespace], int] = lambda d: d.z
     random_steps: str | None = "local_steps"  # the field that takes RandomSteps
-    beds: tuple[str, ...] = ("E1", "E2", "E3")
+    beds: tuple[str, ...] = ("E1", "E2", "E3", "E1-penalty")
     sampling: Any = field(default_factory=lambda: rk.Uniform(2))
 
     @property
@@ -80,6 +98,7 @@ LOCAL_STORM: dict[str, Any] = STORM | {"up": lambda d: 2 * d.x, "down": lambda d
 NEST = {"neumann_step": 0.2, "lower_rounds": 2, "lower_steps": 2, "upper_steps": 2}
 SINGLE: dict[str, Any] = {"up": lambda d: d.x, "down": lambda d: d.x, "beds": ("E1a",)}
 VRA = {"gamma": 0.2, "a": 0.5, "local_steps": UNEQUAL}
+GOSSIP: dict[str, Any] = {"up": lambda d: 2 * d.z, "down": lambda d: 0, "sampling": rk.All()}  # two neighbours of three
 TWO_LOOPS: dict[str, Any] = {"order": None, "beds": ("E1",), "random_steps": "upper_steps"}
 
 CASES = [
@@ -156,7 +175,12 @@ CASES = [
     Case("fedbioacc I=1", "fedbioacc", {"local_steps": 1}, **STORM),
     Case("fedbioacc I=2", "fedbioacc", {"local_steps": 2}, **STORM),
     Case("fedbioacc I=5", "fedbioacc", {"local_steps": 5}, order=1, **STORM),
-    Case("fedbioacc own I=2", "fedbioacc", {"local_steps": 2}, **LOCAL_STORM),
+    Case(
+        "fedbioacc own I=2",
+        "fedbioacc",
+        {"local_steps": 2},
+        **LOCAL_STORM | {"beds": ("E1-local", "E1-penalty-local")},
+    ),
     Case("fedmsa K=1", "fedmsa", {"local_clients": 3}, **MSA),
     Case("fedmsa K=4", "fedmsa", {"local_clients": 3, "local_steps": 4, "momentum": 0.5}, **MSA),
     Case(
@@ -219,6 +243,16 @@ CASES = [
         up=lambda d: (2 * 2 + 1) * d.y + 2 * d.x,
         down=lambda d: 2 * d.x + (2 * 2 + 3) * d.y + 2 * 3,
         **TWO_LOOPS,
+    ),
+    Case("gossip tau=1", "gossip", **GOSSIP),  # a ring of three is complete; test_gossip.py has others
+    Case("gossip tau=5", "gossip", {"local_steps": 5}, order=1, **GOSSIP),
+    Case("gossip last", "gossip", {"adapt": "last", "momentum": rk.Rates(0.5)}, order=1, **GOSSIP),
+    Case("gossiptracking", "gossiptracking", random_steps=None, **GOSSIP | {"up": lambda d: 4 * d.z}),
+    Case(
+        "gbdsbo b=2",
+        "gbdsbo",
+        {"neumann_step": 0.2, "neumann_terms": 3},
+        **GOSSIP | TWO_LOOPS | {"up": lambda d: 2 * (2 * d.x + 2 * d.y + d.x * d.y + 2 * d.y**2), "random_steps": None},
     ),
 ]
 

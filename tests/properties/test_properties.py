@@ -72,15 +72,15 @@ def test_vmap_over_seeds(case):
 
 @one_each
 def test_second_run_compiles_nothing(case, compilations):
-    field = "local_steps" if "local_steps" in case.options else "upper_steps"
-    if isinstance(case.options[field], rk.FixedSteps):
-        other = rk.FixedSteps([3, 1, 2])
-    else:
-        other = case.options[field] + 1
+    field = next((name for name in ("local_steps", "upper_steps") if name in case.options), None)
+    others: dict = {}
+    if field is not None:
+        given = case.options[field]
+        others[field] = rk.FixedSteps([3, 1, 2]) if isinstance(given, rk.FixedSteps) else given + 1
     exact = bed(case.beds[0])
     checks.run(exact, case.make(rk.Rates(0.02)), rounds=60, seed=1, **case.noisy)
     with compilations.counted():
-        checks.run(exact, case.make(rk.Rates(0.03), **{field: other}), rounds=110, seed=2, **case.noisy)
+        checks.run(exact, case.make(rk.Rates(0.03), **others), rounds=110, seed=2, **case.noisy)
     assert compilations.count == 0
 
 

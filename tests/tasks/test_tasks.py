@@ -56,13 +56,27 @@ def test_every_task_runs_repeats_itself_and_shares_its_program(name, compilation
     assert flat[0].shape != flat[1].shape or (flat[0] != flat[1]).any()
 
 
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if issubclass(task, base.Nested)])
+def test_every_nested_task_takes_penalties(name):
+    """Its rates are for the sequences that it then has, and no second derivative is taken."""
+    options: dict[str, Any] = {"lam": (100.0, 200.0)} | ({"form": "nested"} if hasattr(TASKS[name], "form") else {})
+    task = TASKS[name](**options)
+    parts = task.assemble(rk.IID(), clients=4, seed=0)
+    assert tuple(task.rates) == parts.problem.names == ("x", "y", "y2", "w")
+    method = rk.SimFBO(lr=rk.Rates(**task.rates))
+    result = solve(name, method, rounds=2, parts=parts)
+    assert result.ledger.oracles["hvps"] == 0 and result.status == "done"
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.sequences))
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_the_first_line_of_a_task_says_what_it_is(name):
     """It is what `rookery list` shows; and every option says what it means."""
     task = TASKS[name]
     first = (task.__doc__ or "").split("\n")[0]
     assert first.endswith((".", ":")) and len(first) < 110
-    lines = inspect.getsource(task).split("\n")
+    own = [cls for cls in task.__mro__ if dataclasses.is_dataclass(cls)]
+    lines = "".join(map(inspect.getsource, own)).split("\n")
     for field in dataclasses.fields(task):
         line = next(i for i, text in enumerate(lines) if text.startswith(f"    {field.name}: "))
         assert lines[line + 1].strip().startswith('"""'), field.name
@@ -118,6 +132,8 @@ def test_tuning_does_not_touch_the_test_set(name, monkeypatch):
         ("semisupervised", {"weight": -1.0}, "task.weight: -1.0"),
         ("clustering", {"clusters": 0}, "task.clusters: 0"),
         ("clustering", {"softness": 0.0}, "task.softness: 0.0"),
+        ("hyperrep", {"lam": (0.0,)}, "task.lam: 0.0 was given; a finite number that is not 0"),
+        ("hyperrep", {"lam": (10.0, 10.0)}, r"task.lam: \(10.0, 10.0\) was given; to be extrapolated"),
         ("hyperrep", {"hidden": 0}, "task.hidden: 0 was given; a width of at least 1"),
         ("hyperrep", {"head": 2}, "task.head: 2 was given; 1 of 2 layers"),
         ("hyperrep", {"head": 3, "model": "lenet"}, "task.head: 3 was given; 1 or 2 of 5 layers"),

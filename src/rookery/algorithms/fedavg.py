@@ -29,7 +29,7 @@ class FedAvg:
     On a problem with more sequences all of them move so, along the direction field.
 
     Args:
-      lr: eta, the local step size; a plain number where the problem has one sequence.
+      lr: eta, the local step size; a plain number where the problem has one sequence; "auto": measured.
       local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps`, `rk.StepsBy` or `rk.Epochs`.
       normalised: take McMahan's normalised mean.
       weight_decay: added times x to every gradient.
@@ -45,7 +45,7 @@ class FedAvg:
     unbiased form as in Beyond ADMM: A Unified Client-variance-reduced Adaptive Federated Learning Framework.
     """
 
-    lr: GivenRates = rates()
+    lr: GivenRates = rates(auto=True)
     local_steps: Steps = steps(default=1)
     normalised: bool = static(default=False)
     weight_decay: float = 0.0

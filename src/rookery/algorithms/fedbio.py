@@ -31,7 +31,7 @@ class FedBiO(OneLoop):
         z <- z + sum_{i in C} (p_i / pi_i) (z_i - z).
 
     Args:
-      lr: eta, the step sizes (the paper's eta, gamma and tau for x, y and u = v).
+      lr: eta, the step sizes (the paper's eta, gamma and tau for x, y and u = v); "auto": measured.
       local_steps: I, an int, `rk.FixedSteps`, `rk.RandomSteps`, `rk.StepsBy` or `rk.Epochs`.
       drift: `rk.ControlVariates()` or `rk.Duals(gamma, a, d)`, which make local steps exact; None: none.
       server: `rk.ServerOptimiser(optax.adam, ...)`, which takes z - z_i for a gradient, or a mapping that gives some
@@ -46,7 +46,7 @@ class FedBiO(OneLoop):
     Algorithm 1.
     """
 
-    lr: GivenRates = rates()
+    lr: GivenRates = rates(auto=True)
     local_steps: Steps = steps(default=1)
     drift: GivenDrift = drift_field(wrap_drift)
     server: GivenServer = server_field()

@@ -78,5 +78,5 @@ class FedBiOLocal:
             (d,) = self.hypergradient.fields(client, [z_i], key)
             return z_i.merged(z_i.only(d.names) - eta * d)
 
-        z_i = client.loop(client.steps(self.local_steps), step, client.enter(z))
+        z_i = client.loop(self.local_steps, step, client.enter(z))
         return client.leave(z_i) - z

@@ -57,7 +57,7 @@ class OneLoop:
 class TwoRates(OneLoop):
     """The fields of SimFBO and ShroFBO: step sizes of clients and server, coefficients of local steps, a ball for v."""
 
-    lr: GivenRates = rates()
+    lr: GivenRates = rates(auto=True)
     server_lr: GivenOptionalRates = rates(default=None)
     local_steps: Steps = steps(default=1)
     coefficients: Any = table(wrap_coefficients)

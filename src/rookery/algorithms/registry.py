@@ -20,6 +20,8 @@ from rookery.algorithms.fedpd import FedPD
 from rookery.algorithms.fedprox import FedProx
 from rookery.algorithms.fedvra import FedVRA
 from rookery.algorithms.fedvrau import FedVRAU
+from rookery.algorithms.gbdsbo import GBDSBO
+from rookery.algorithms.gossip import Gossip, GossipTracking
 from rookery.algorithms.lfednest import LFedNest
 from rookery.algorithms.scaffold import Scaffold
 from rookery.algorithms.shrofbo import ShroFBO
@@ -176,6 +178,32 @@ METHODS: dict[str, Row] = {
             "dim x + 1",
             _EXACT,
             client_state="y, dual",
+        ),
+        Row(
+            Gossip,
+            "no server: steps on all sequences, mixed with neighbours on a graph",
+            "1",
+            "dim z to each neighbour",
+            "O(eta) where clients differ",
+            client_state="z",
+        ),
+        Row(
+            GossipTracking,
+            "Gossip in which every client tracks the mean direction of all",
+            "1",
+            "2 dim z to each neighbour",
+            "exact on any connected graph",
+            client_state="z, mean direction, own direction",
+            unequal_steps="no",
+        ),
+        Row(
+            GBDSBO,
+            "no server: neighbours mix whole Hessians and Jacobians",
+            "1",
+            "2 dim x + 2 dim y + dim x dim y + (T - 1) dim y^2 to each neighbour",
+            "biased when clients differ, truncation bias",
+            client_state="x, y, gradients, matrices",
+            unequal_steps="no",
         ),
     ]
 }

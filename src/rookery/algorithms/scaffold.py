@@ -36,7 +36,7 @@ class Scaffold:
     from c_i = c = 0.
 
     Args:
-      lr: eta, the local step size.
+      lr: eta, the local step size; "auto": measured.
       server_lr: gamma, the server's.
       local_steps: Q_i, an int, `rk.FixedSteps`, `rk.RandomSteps`, `rk.StepsBy` or `rk.Epochs`.
       weight_decay: added times x to every gradient.
@@ -48,7 +48,7 @@ class Scaffold:
     Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020.
     """
 
-    lr: GivenRates = rates()
+    lr: GivenRates = rates(auto=True)
     server_lr: float = 1.0
     local_steps: Steps = steps(default=1)
     weight_decay: float = 0.0

@@ -31,7 +31,7 @@ class SimFBO(TwoRates):
     alone and stay on their client.
 
     Args:
-      lr: eta, the clients' step sizes.
+      lr: eta, the clients' step sizes; "auto": measured.
       server_lr: gamma, the server's step sizes; None: the same as `lr`.
       local_steps: tau_i, an int, `rk.FixedSteps`, `rk.RandomSteps`, `rk.StepsBy` or `rk.Epochs`.
       coefficients: a_k: None (all 1), a table of shape (steps,) or (clients, steps), or a function of

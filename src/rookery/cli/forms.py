@@ -21,8 +21,23 @@ from rookery.own_code import short_name
 
 def fill(form: type[Any], arguments: list[str], prog: str, description: str) -> Any:
     """A form filled from the command line. A field named `run` gives options without a prefix."""
+    arguments = _for_each(arguments, option_names(form))
     _check_names(arguments, form)
     return tyro.cli(form, args=arguments, prog=prog, description=description)
+
+
+def _for_each(arguments: list[str], known: list[str]) -> list[str]:
+    """`--method.lr auto` as an option for each sequence: `--method.lr.x auto` and so on."""
+    words, left = [], list(arguments)
+    while left:
+        name, equals, value = left.pop(0).partition("=")
+        inner = [option for option in known if option.startswith(f"{name.replace('_', '-')}.")]
+        if name in known or not inner or not name.startswith("--method.") or not (equals or left):
+            words.append(f"{name}{equals}{value}")
+            continue
+        given = value if equals else left.pop(0)
+        words += [word for option in inner for word in (option, given)]
+    return words
 
 
 def make_form(defaults: Mapping[str, Any] | None = None, /, **parts: type[Any]) -> type[Any]:

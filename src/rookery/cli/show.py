@@ -17,7 +17,7 @@ from rookery.experiments.compare import EQUAL, Comparison
 from rookery.reproduce.page import grids, rows_of
 from rookery.reproduce.registry import STUDIES
 from rookery.reproduce.study import Done, Study
-from rookery.runs.result import Result
+from rookery.runs.result import Result, shown_rates
 from rookery.runs.table import Table
 from rookery.tasks.registry import TASKS
 
@@ -77,7 +77,9 @@ def show_results(console: Console, results: Mapping[str, Result]) -> None:
     _print(console, costs)
     if metrics:
         _print(console, values)
-    for result in results.values():
+    for name, result in results.items():
+        if result.rates:
+            console.print(f"step sizes of {name}, measured: {shown_rates(result.rates)}")
         if result.clients is not None:
             show_clients(console, result.clients)
 

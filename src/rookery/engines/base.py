@@ -81,6 +81,7 @@ class PreparedRun:
 
     Where clients are elsewhere, `record` is what the record of one of them is like, and, of a run that goes on,
     `versions` says which version of its record each of them is at. `source` has the examples that are not in memory.
+    `rates` are the step sizes that were measured, by sequence.
     """
 
     config: ProgramConfig
@@ -89,6 +90,7 @@ class PreparedRun:
     record: Any = None
     versions: Mapping[str, Any] | None = None
     source: Source | None = None
+    rates: Mapping[str, float] | None = None
 
     def without_records(self) -> PreparedRun:
         """The same where clients keep their records to themselves."""

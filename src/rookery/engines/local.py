@@ -15,18 +15,21 @@ import numpy as np
 from rookery.data.batches import Shard, shard
 from rookery.data.federated import Level, cast
 from rookery.engines.base import Advance, Carry, Inputs, PreparedRun, non_finite
+from rookery.errors import InputError
 from rookery.federation import counts
-from rookery.federation.client import Call, ProgramConfig, Record, answer
+from rookery.federation.channels import map_vectors, pack_vector, unpack_vectors
+from rookery.federation.client import Call, ProgramConfig, Record, answer, received
 from rookery.federation.cohort import Cohort
 from rookery.federation.delivered import Audience, Delivered
 from rookery.federation.evaluation import TEST, ClientMetrics, evaluate_all
+from rookery.federation.graphs import Mixing
 from rookery.federation.keys import before_first_round_key, exchange_key, round_key, sampling_key
 from rookery.federation.ledger import ORACLES, Ledger, Tally, Totals
 from rookery.federation.method import next_state
 from rookery.federation.sampling import Members
 from rookery.federation.scaled import summands
 from rookery.federation.steps import check_count
-from rookery.vectors import row
+from rookery.vectors import Vector, row
 
 RARELY = 50  # times as long as a copy of the carry takes, at least, until it is copied again
 
@@ -66,11 +69,14 @@ class Program:
     axis: str | None = None  # that of devices, if there are several
     ordered: bool = False  # whether sums over devices are in the order of clients
 
-    def round(self, inputs: Inputs, carry: Carry) -> tuple[Carry, Totals, jax.Array]:
-        """One round as a pure function: the new carry, what it cost, and whether everything is still finite."""
+    def round(
+        self, inputs: Inputs, carry: Carry, noted: dict[str, Any] | None = None
+    ) -> tuple[Carry, Totals, jax.Array]:
+        """One round as a pure function: the new carry, what it cost, and whether everything is still finite. What
+        every phase replies is noted, by its shapes, where somebody asks."""
         key = round_key(inputs.key, carry.state.round)
         members = self.members(inputs, key, carry.state.round)
-        trace = _Trace(self, inputs, carry, key)
+        trace = _Trace(self, inputs, carry, key, noted)
         cohort = CompiledCohort(trace, members, inputs.sampling.always_full)
         state = next_state(inputs.method, carry.state, cohort)
         if inputs.sampling.may_be_empty:
@@ -78,10 +84,10 @@ class Program:
             state = jax.tree.map(partial(jnp.where, happened), state, carry.state.skip())
         return Carry(state, trace.records), trace.tally.totals(), trace.finite & _all_finite(state)
 
-    def start(self, inputs: Inputs, carry: Carry) -> tuple[Carry, Totals]:
+    def start(self, inputs: Inputs, carry: Carry, noted: dict[str, Any] | None = None) -> tuple[Carry, Totals]:
         """What a method does once, before the first round."""
         key = before_first_round_key(inputs.key)
-        trace = _Trace(self, inputs, carry, key)
+        trace = _Trace(self, inputs, carry, key, noted)
         members = self.members(inputs, key, carry.state.round)
         state = inputs.method.start(carry.state, CompiledCohort(trace, members, inputs.sampling.always_full))
         return Carry(state, trace.records), trace.tally.totals()
@@ -242,7 +248,10 @@ class LocalSession:
 class _Trace:
     """What one round builds up while its program is traced."""
 
-    def __init__(self, program: Program, inputs: Inputs, carry: Carry, key: jax.Array):
+    def __init__(
+        self, program: Program, inputs: Inputs, carry: Carry, key: jax.Array, noted: dict[str, Any] | None = None
+    ):
+        self.noted = noted
         self.program = program
         self.inputs = inputs
         self.round = carry.state.round
@@ -307,19 +316,46 @@ class CompiledCohort(Cohort):
         return number
 
     def _exchange(self, phase: str, message: tuple, factors: jax.Array, update: bool) -> Any:
+        trace = self._trace
+        answered = self._answered(phase, message, factors, update)
+        config = trace.program.config
+        sent = [(packed_part(config, part), way) for part, way in trace.delivered.send(self._audience, message)]
+        trace.tally.exchange(phase, sent, answered.reply, self.members.present, answered.oracles)
+        return answered.total
+
+    @property
+    def _whole(self) -> bool:
+        return self._full and super()._whole
+
+    def _mix(self, mixing: Mixing, give: str, take: str) -> Any:
+        population, everybody = self.population, jnp.ones_like(self.weights)
+        mixing.check_channel(self._trace.program.config.up)
+        given = self._answered(give, (), everybody, update=True, apart=True)
+        taken = self._answered(take, (), everybody / population, update=True, own=(mixing.mix(given.total),))
+        oracles, messages = counts.plus(given.oracles, taken.oracles), mixing.messages(population)
+        self._trace.tally.mixing(give, given.reply, population, messages, oracles)
+        return taken.total
+
+    def _answered(
+        self, phase: str, message: tuple, factors: jax.Array, update: bool, own: tuple = (), apart: bool = False
+    ) -> _Answered:
+        """What comes of a phase at all clients of the cohort. Beside the message each gets its row of `own`, which is
+        stacked over slots. `apart`: replies are not added up but stacked."""
         trace, members = self._trace, self.members
         config, inputs = trace.program.config, trace.inputs
         key = exchange_key(trace.key, self._tick())
         touched, reply = False, None
+        told = unpack_vectors(config.down, map_vectors(partial(pack_vector, config.down), message))
 
-        def one(record: Record, index: Any, weight: Any, probability: Any, times: Any) -> tuple:
+        def one(record: Record, index: Any, weight: Any, probability: Any, times: Any, own: tuple) -> tuple:
             """What the client of one slot answers: what its reply adds, its new record, its oracle calls."""
             nonlocal touched, reply
             call = Call(index, weight, probability, times, trace.round, trace.first, trace.key, key)
-            own = shard(inputs.levels, inputs.place(index))
-            result, touched = answer(config, inputs.method, phase, update, own, call, record, message)
+            examples = shard(inputs.levels, inputs.place(index))
+            result, touched = answer(config, inputs.method, phase, update, examples, call, record, (*told, *own))
             reply = result.reply
-            return summands(reply), result.record, result.oracles
+            value, _ = received(config, phase, reply, record.channels)
+            return summands(value), result.record, result.oracles
 
         one = jax.jit(one, inline=True)  # so that the shapes below and the loop share one trace of the phase
 
@@ -328,30 +364,53 @@ class CompiledCohort(Cohort):
         # The cohort's records are read before its clients work, and written when all have: where one loop reads and
         # writes the store of all clients, XLA copies the whole of it for every client.
         records = jax.tree.map(lambda store: store[here.place], trace.records)
-        own, weights, factors = here.members, self.weights[here.slot], factors[here.slot]
-        times = jnp.maximum(own.count, 1).astype(own.expected.dtype)
-        slots = (records, own.index, weights, own.expected, times)
+        mine, weights, factors = here.members, self.weights[here.slot], factors[here.slot]
+        times = jnp.maximum(mine.count, 1).astype(mine.expected.dtype)
+        slots = (records, mine.index, weights, mine.expected, times, row(own, here.slot))
         terms, _, _ = jax.eval_shape(one, *row(slots, 0))
-        ordered = trace.program.ordered
-        apart = factors.shape if ordered else ()  # one by one, to be added up in their order when all are there
+        if trace.noted is not None:
+            note(trace.noted, phase, reply)
+        ordered = trace.program.ordered or apart
+        rows = factors.shape if ordered else ()  # one by one, to be added up in their order when all are there
         share = jax.eval_shape(
-            lambda: jax.tree.map(lambda leaf: jnp.zeros((*apart, *leaf.shape), leaf.dtype) * factors[0], terms)
+            lambda: jax.tree.map(lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype) * factors[0], terms)
         )
         sums = _Sums(
             total=_zeros(share),
             oracles=counts.zeros(len(ORACLES)),
             changed=(_zeros(records), trace.finite) if touched else None,
         )
-        at_once = min(trace.program.at_once, own.index.shape[0])
-        sums = _over_slots(one, slots, factors, own, at_once, sums, full, ordered)
+        at_once = min(trace.program.at_once, mine.index.shape[0])
+        sums = _over_slots(one, slots, factors, mine, at_once, sums, full, ordered)
         sums = _over_devices(sums, trace.program.axis, here.slot if ordered else None)
         if sums.changed is not None:
             new, trace.finite = sums.changed
-            filled = jnp.where(own.count > 0, here.place, self.population)
+            filled = jnp.where(mine.count > 0, here.place, self.population)
             trace.records = jax.tree.map(lambda store, own: store.at[filled].set(own, mode="drop"), trace.records, new)
-        sent = trace.delivered.send(self._audience, message)
-        trace.tally.exchange(phase, sent, reply, members.present, sums.oracles)
-        return sums.total
+        total = sums.total if apart or not ordered else _in_order(sums.total)
+        return _Answered(total, reply, sums.oracles)
+
+
+class _Answered(NamedTuple):
+    """What came of a phase: the aggregate, or replies stacked over slots, what one reply is like, and oracle calls."""
+
+    total: Any
+    reply: Any
+    oracles: jax.Array
+
+
+def note(noted: dict[str, Any], phase: str, reply: Any) -> None:
+    """Notes what a phase replies, by its shapes; of one name they must be the same throughout."""
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), reply)
+    if noted.setdefault(phase, shapes) != shapes:
+        raise InputError(f"up: phase {phase!r} replies in several shapes, and a feedback is kept for one; give stages")
+
+
+def packed_part(config: ProgramConfig, part: Any) -> Any:
+    """A part of a message as it travels, by its shapes."""
+    if config.down is None or not isinstance(part, Vector):
+        return part
+    return jax.eval_shape(partial(pack_vector, config.down), part)
 
 
 class _Here(NamedTuple):
@@ -381,11 +440,7 @@ def _over_devices(sums: _Sums, axis: str | None, slot: jax.Array | None) -> _Sum
     total, changed = sums.total, sums.changed
     if slot is not None:
         total = jax.tree.map(lambda terms: jnp.zeros_like(terms).at[slot].set(terms), total)
-    total = jax.lax.psum(total, axis)
-    if slot is not None:  # each term is of one device, so that the sum above has rounded nothing
-        first = jax.tree.map(lambda terms: jnp.zeros_like(terms[0]), total)
-        add = lambda k, sum: jax.tree.map(lambda sum, terms: sum + terms[k], sum, total)
-        total = jax.lax.fori_loop(0, slot.shape[0], add, first)
+    total = jax.lax.psum(total, axis)  # where terms are apart, each is of one device: it rounds nothing
     if changed is not None:
         changed = changed[0], jax.lax.pmin(changed[1].astype(jnp.int32), axis) > 0
     return _Sums(
@@ -393,6 +448,14 @@ def _over_devices(sums: _Sums, axis: str | None, slot: jax.Array | None) -> _Sum
         oracles=counts.total(jnp.swapaxes(jax.lax.all_gather(sums.oracles, axis), 0, 1)),
         changed=changed,
     )
+
+
+def _in_order(terms: Any) -> Any:
+    """The sum of terms that are apart, in the order of slots."""
+    first = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), terms)
+    add = lambda k, sum: jax.tree.map(lambda sum, leaf: sum + leaf[k], sum, terms)
+    slots = jax.tree.leaves(terms)[0].shape[0] if jax.tree.leaves(terms) else 0
+    return jax.lax.fori_loop(0, slots, add, first)
 
 
 class _Sums(NamedTuple):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +27,11 @@ from rookery.engines.transport import Outcome, Request, Seat, Transport
 from rookery.engines.versions import Attempt
 from rookery.engines.worker import JOIN, MEASURE, NEED, NEWER, PHASE, REFUSED, Refused, compiled_answer
 from rookery.errors import InputError, MessageError
-from rookery.federation.client import Call, Record
+from rookery.federation.channels import map_vectors, pack_vector
+from rookery.federation.client import Call, Record, received
 from rookery.federation.cohort import Cohort
 from rookery.federation.delivered import Audience, Delivered, vectors
+from rookery.federation.graphs import Mixing
 from rookery.federation.keys import before_first_round_key, exchange_key, round_key, sampling_key
 from rookery.federation.ledger import ORACLES, Ledger
 from rookery.federation.method import next_state
@@ -195,6 +197,7 @@ class MessageSession(ABC):
             self.last = {int(client): Attempt.of(last) for client, last in prepared.versions["last"].items()}
             self.missing = [Missing(**each) for each in prepared.versions["missing"]]
             self.bytes_sent, self.bytes_received = prepared.versions["bytes"]
+        self.shifts: dict[int, Any] = {}  # by client, what the channel of its replies keeps at this end
         self._session = _later_than(attempt.session for attempt in self.last.values())
 
     # What the engine's contract asks for.
@@ -223,16 +226,16 @@ class MessageSession(ABC):
 
     def advance(self, rounds: int) -> Advance:
         for done in range(rounds):
-            before = self.state, self.ledger.copy(), dict(self.last)
+            before = self.state, self.ledger.copy(), dict(self.last), dict(self.shifts)
             try:
                 self._transact(int(self.state.round) + 1, self._round)
                 broken = self.broken()
             except BaseException:  # an interrupt in the middle of a round: there is no half a round
-                self.state, self.ledger, self.last = before
+                self.state, self.ledger, self.last, self.shifts = before
                 self._given_up += 1
                 raise
             if broken:
-                self.state, self.ledger, self.last = before
+                self.state, self.ledger, self.last, self.shifts = before
                 self._given_up += 1
                 return Advance(done, broken)
         return Advance(rounds)
@@ -250,16 +253,17 @@ class MessageSession(ABC):
         while True:
             if self._tried:
                 time.sleep(min(PAUSE * 2**self._tried, LONGEST))
-            before, attempt = self.ledger.copy(), Attempt(place, self._given_up, self._session)
+            attempt = Attempt(place, self._given_up, self._session)
+            before, shifts = self.ledger.copy(), dict(self.shifts)
             self.present, self.elsewhere = set(), set()
             try:
                 self.state = program(attempt)
                 self.last |= dict.fromkeys(self.present, attempt)
                 return
             except _Renamed:
-                self.ledger = before
+                self.ledger, self.shifts = before, shifts
             except _TooFew:
-                self.ledger = before
+                self.ledger, self.shifts = before, shifts
                 self._given_up += 1
                 self._tried += 1
                 if self._tried == self.on_failure.tries:
@@ -471,6 +475,7 @@ class _Round:
     attempt: Attempt
     exchanges: int = 0
     delivered: Delivered = field(default_factory=Delivered)
+    packed: dict[int, Vector] = field(default_factory=dict)  # vectors as they travel, by number
     gone: set[int] = field(default_factory=set)  # who failed in this round, and is out of it
 
 
@@ -503,7 +508,50 @@ class MessageCohort(Cohort):
         self._round.exchanges += 1
         return self._round.exchanges - 1
 
+    @property
+    def _whole(self) -> bool:
+        return super()._whole and int(self.members.present) == self.population
+
     def _exchange(self, phase: str, message: tuple, factors: jax.Array, update: bool) -> Any:
+        session = self._session
+        answered = self._answered(phase, message, update)
+        answers, reply = answered.answers, answered.reply
+        factors = _scaled(factors, answered.everybody, set(answers))
+        total, shares = None, np.asarray(factors)
+        for client, value in answers.items():
+            share = _share(value, shares[answered.everybody[client]])
+            total = share if total is None else jax.tree.map(np.add, total, share)
+        if total is None:  # nobody is there
+            value, _ = _received(session.config, phase, _zeros(reply), next(iter(session.shifts.values()), ()))
+            terms = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf * factors[0], summands(value)))
+            total = _zeros(terms)
+        total = jax.tree.map(jnp.asarray, total)
+        session.ledger.add_exchange(phase, answered.sent, reply, len(answers))
+        return total
+
+    def _mix(self, mixing: Mixing, give: str, take: str) -> Any:
+        population, weights = self.population, mixing.matrix(self.population)
+        mixing.check_channel(self._session.config.up)
+        given = self._answered(give, (), update=True)
+        self._refuse_missing(given)
+        values = [given.answers[i] for i in range(population)]
+        for _ in range(mixing.times):  # neighbour by neighbour, in their order
+            terms = lambda i, values: [_share(values[j], float(weights[i, j])) for j in np.flatnonzero(weights[i])]
+            values = [jax.tree.map(_added, *terms(i, values)) for i in range(population)]
+        taken = self._answered(take, (), update=True, own=values)
+        self._refuse_missing(taken)
+        self._session.ledger.add_mixing(give, given.reply, population, mixing.messages(population))
+        seen = [_share(taken.answers[i], 1 / population) for i in range(population)]
+        return jax.tree.map(lambda *terms: jnp.asarray(_added(*terms)), *seen)
+
+    def _refuse_missing(self, answered: _Answered) -> None:
+        """Ends the run where a client is missing among neighbours, whatever the policy: nobody stands in for it."""
+        missing = [client for client in range(self.population) if client not in answered.answers]
+        if missing:
+            raise ClientsFailed({str(client): "its neighbours wait for it" for client in missing})
+
+    def _answered(self, phase: str, message: tuple, update: bool, own: Sequence[Any] | None = None) -> _Answered:
+        """What the clients of the cohort answer in a phase; beside the message each gets its entry of `own`."""
         session, members, delivered = self._session, self.members, self._round.delivered
         number = self._tick()
         key = exchange_key(self.round_key, number)
@@ -513,11 +561,13 @@ class MessageCohort(Cohort):
         if everybody and not slots:
             raise _TooFew
         known = {delivered.number(part) for part in vectors(message) if delivered.knows(self._audience, part)}
-        sent = [part for part, _ in delivered.send(self._audience, message)]
+        travels = map_vectors(self._packed, message)
+        sent = [self._packed(part) for part, _ in delivered.send(self._audience, message)]
         attempt = self._round.attempt
         calls = self._calls(key)
         traced = session.traces or not slots
-        reply = session.expected(phase, update, calls, message) if traced else None
+        whole_of = lambda client: travels if own is None else (*travels, own[client])
+        reply = session.expected(phase, update, calls, whole_of(0)) if traced else None
         shared = {name: np.asarray(getattr(calls, name)) for name in ("round", "first")}
         shared |= {
             name: np.asarray(jax.random.key_data(getattr(calls, name))) for name in ("round_key", "exchange_key")
@@ -526,32 +576,43 @@ class MessageCohort(Cohort):
 
         def body(client: int, whole: bool) -> bytes:
             facts = {name: values[slots[client]] for name, values in each.items()} | shared
-            names = partial(_named, delivered, set() if whole else set(known))
+            names = partial(self._named, set() if whole else set(known))
             header = session.header(PHASE, attempt, client, phase=phase, update=update, exchange=number)
-            return session.wire.encode((facts, *message), header, names)
+            return session.wire.encode((facts, *whole_of(client)), header, names)
 
         question = Question(sorted(slots), body, reply, {"attempt": list(attempt), "exchange": number})
         answers = session.ask(question, int(session.state.round)) if slots else {}
         session.present |= set(answers)
         self._round.gone |= set(slots) - set(answers)
-        factors = _scaled(factors, everybody, set(answers))
-        total, shares = None, np.asarray(factors)
-        for client, slot in sorted(slots.items(), key=lambda pair: pair[1]):
-            if client not in answers:
-                continue
+        values = {}
+        for client in sorted(answers, key=everybody.__getitem__):
             tree, said = answers[client]
-            share = jax.tree.map(lambda leaf, slot=slot: leaf * shares[slot], summands(tree))
-            total = share if total is None else jax.tree.map(np.add, total, share)
+            value, kept = _received(session.config, phase, tree, session.shifts.get(client, ()))
+            if session.shifts:
+                session.shifts[client] = jax.device_get(kept)
+            values[client] = jax.tree.map(np.asarray, value)
             reply = tree if reply is None else reply
             session.elsewhere |= set(said["broken"])
             for name in ORACLES:
                 session.ledger.oracles[name] += said["oracles"][name]
-        if total is None:  # nobody is there
-            terms = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf * factors[0], summands(_zeros(reply))))
-            total = _zeros(terms)
-        total = jax.tree.map(jnp.asarray, total)
-        session.ledger.add_exchange(phase, sent, reply, len(answers))
-        return total
+        return _Answered(values, everybody, sent, reply)
+
+    def _packed(self, part: Any) -> Any:
+        """A part of a message as it travels; the same vector is the same object then, too."""
+        if self._session.config.down is None or not isinstance(part, Vector):
+            return part
+        number = self._round.delivered.number(part)
+        if number not in self._round.packed:
+            self._round.packed[number] = _pack_vector(self._session.config.down, part)
+        return self._round.packed[number]
+
+    def _named(self, known: set[int], vector: Vector) -> tuple[int, bool]:
+        """A vector's number, and whether the receiver knows it; then it does."""
+        packed = {id(each): number for number, each in self._round.packed.items()}
+        number = packed[id(vector)] if id(vector) in packed else self._round.delivered.number(vector)
+        had = number in known
+        known.add(number)
+        return number, had
 
     def _calls(self, key: jax.Array) -> Call:
         """The facts of an exchange, those of every slot stacked."""
@@ -566,6 +627,26 @@ class MessageCohort(Cohort):
             round_key=self.round_key,
             exchange_key=key,
         )
+
+
+class _Answered(NamedTuple):
+    """What came of a phase: what the server has of replies, by client in the order of slots; everybody's slot; what was
+    sent, and what travels of one reply."""
+
+    answers: dict[int, Any]
+    everybody: dict[int, int]
+    sent: list[Any]
+    reply: Any
+
+
+def _share(reply: Any, factor: Any) -> Any:
+    """What a reply adds to a sum, with its factor."""
+    return jax.tree.map(lambda leaf: leaf * factor, summands(reply))
+
+
+def _added(*terms: np.ndarray) -> np.ndarray:
+    """The sum of terms in their order."""
+    return sum(terms[1:], terms[0])
 
 
 def _scaled(factors: jax.Array, slots: Mapping[int, int], answered: set[int]) -> jax.Array:
@@ -591,12 +672,8 @@ def _check_said(header: Mapping[str, Any]) -> None:
         raise MessageError("message: it does not say what is not finite")
 
 
-def _named(delivered: Delivered, known: set[int], vector: Vector) -> tuple[int, bool]:
-    """A vector's number, and whether the receiver knows it; then it does."""
-    number = delivered.number(vector)
-    had = number in known
-    known.add(number)
-    return number, had
+_pack_vector = jax.jit(pack_vector, static_argnums=0)
+_received = jax.jit(received, static_argnums=(0, 1))
 
 
 def _renewed(tree: Any) -> Any:

@@ -15,6 +15,7 @@ from rookery.engines.base import NO_RECORDS, Carry, PreparedRun
 from rookery.engines.messaging import MessageSession, OnFailure
 from rookery.engines.transport import Seat, Transport
 from rookery.engines.worker import own_shard
+from rookery.errors import InputError
 from rookery.federation.client import Record
 from rookery.federation.evaluation import TEST, ClientMetrics, metric_names
 from rookery.federation.ledger import Ledger
@@ -47,6 +48,11 @@ class Remote:
     elsewhere = True  # records are not here
 
     def open(self, prepared: PreparedRun, ledger: Ledger) -> RemoteSession:
+        if prepared.config.up is not None and prepared.config.up.shifts:
+            raise InputError(
+                "up: rk.EF21 or rk.Diana was given, and clients are elsewhere: the server does not keep what they said "
+                "so far; rk.ErrorFeedback(...) or stages alone are needed"
+            )
         self.join(prepared, range(len(self.transport.sites)))
         return RemoteSession(self, prepared, ledger)
 

@@ -24,6 +24,7 @@ from rookery.engines.base import non_finite_record
 from rookery.engines.versions import BEGINNING, Attempt, Version, Versions
 from rookery.errors import MessageError
 from rookery.federation import counts
+from rookery.federation.channels import unpack_vectors
 from rookery.federation.client import Call, ProgramConfig, Record, answer
 from rookery.federation.evaluation import ClientMetrics, compiled_evaluation
 from rookery.federation.ledger import ORACLES
@@ -53,7 +54,7 @@ def refusal(wire: Wire, error: MessageError) -> bytes:
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def compiled_answer(config, phase, update, program, shard, call, record, message):
     """What a client answers in a phase, compiled once for all clients."""
-    return answer(config, program, phase, update, shard, call, record, message)[0]
+    return answer(config, program, phase, update, shard, call, record, unpack_vectors(config.down, message))[0]
 
 
 def own_shard(levels: Mapping[str, Level], index: int) -> Shard:

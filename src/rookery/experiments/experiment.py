@@ -64,6 +64,10 @@ class CommonOptions:
     """local: compiled; mesh: on all devices and hosts; eager: client by client, the reference."""
     precision: Literal["float32", "tf32", "bfloat16", "float64"] = "float32"
     """Floating-point type of everything."""
+    up: str = "none"
+    """What is done to every reply, such as topk:0.01+quantise:8 or ef21:topk:0.01; by sequence: x=sign;y=topk:0.1."""
+    down: str = "none"
+    """What is done to every vector that the server sends, such as quantise:8."""
     checkpoint_every: str = "60s"
     """How often to write where the run stands: rounds (10) or seconds (30s)."""
     keep: int = 2
@@ -148,6 +152,8 @@ class Experiment:
             "stop": assembly.stop(options.target),
             "engine": options.engine,
             "precision": options.precision,
+            "up": options.up,
+            "down": options.down,
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -146,7 +146,7 @@ class Site:
         experiment = self.experiment
         assembly = assembled(experiment, outline, None if outline is None else {self.name: self._own()})
         arguments = experiment.arguments(assembly)
-        names = ("problem", "clients", "x", "y", "start", "sampling", "batch_size", "seed", "precision")
+        names = ("problem", "clients", "x", "y", "start", "sampling", "batch_size", "seed", "precision", "up", "down")
         with experiment.advised():
             prepared = prepare(method=experiment.method, **{name: arguments[name] for name in names})
         if any(not 0 <= i < prepared.config.population for i in clients):

@@ -11,18 +11,19 @@ import jax.numpy as jnp
 from rookery.data.batches import Shard
 from rookery.errors import InputError
 from rookery.federation import counts
+from rookery.federation.channels import receive, send
 from rookery.federation.epochs import Place
-from rookery.federation.keys import client_key, loop_key, steps_key, whole_round_key
+from rookery.federation.keys import channel_key, client_key, loop_key, steps_key, whole_round_key
 from rookery.federation.ledger import ORACLES
 from rookery.federation.meter import Meter
 from rookery.federation.method import find_phase
 from rookery.federation.oracles import Oracles, ProgramConfig, Sample
 from rookery.federation.rates import Rates
-from rookery.federation.steps import Epochs, Steps, draw_steps
+from rookery.federation.steps import Epochs, SingleStep, Steps, draw_steps
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
-__all__ = ["Answer", "Call", "Client", "ProgramConfig", "Record", "Sample", "answer"]
+__all__ = ["Answer", "Call", "Client", "ProgramConfig", "Record", "Sample", "answer", "received"]
 
 
 class Call(NamedTuple):
@@ -39,14 +40,17 @@ class Call(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What a client keeps between exchanges: its local sequences, and its state of the method."""
+    """What a client keeps between exchanges: its local sequences, its state of the method, and, by phase, what the
+    channel of its replies keeps."""
 
     local: Sequences
     state: Any
+    channels: Any = ()
 
 
 class Answer(NamedTuple):
-    """What comes of a phase: the reply, the client's new record, and how often it called each of ORACLES."""
+    """What comes of a phase: the reply as it travels, the client's new record, and how often it called each of
+    ORACLES."""
 
     reply: Any
     record: Record
@@ -57,7 +61,7 @@ class Client(Oracles):
     """One client in one exchange. Phases use it and nothing else to reach data and state."""
 
     def __init__(self, config: ProgramConfig, shard: Shard, call: Call, record: Record):
-        super().__init__(config, shard)
+        super().__init__(config, shard, config.problem.at(call.round))
         self._call = call
         self._record = record
         self.key = client_key(call.exchange_key, call.index)
@@ -78,6 +82,11 @@ class Client(Oracles):
     def weight(self) -> Any:
         """p_i."""
         return self._call.weight
+
+    @property
+    def population(self) -> int:
+        """n, the number of clients in all."""
+        return self._config.population
 
     @property
     def probability(self) -> Any:
@@ -140,6 +149,14 @@ class Client(Oracles):
         """z with its local sequences projected onto their sets; the server projects the shared ones."""
         return self._problem.project(z, self._problem.local)
 
+    def project_shared(self, z: Sequences) -> Sequences:
+        """z with its shared sequences projected onto their sets, where there is no server to do it."""
+        return self._problem.project(z, self._problem.shared)
+
+    def project(self, z: Sequences) -> Sequences:
+        """z with all its sequences projected onto their sets, for a look ahead that stays on this client."""
+        return self._problem.project(z, self._problem.names)
+
     # Work.
 
     def steps(self, work: Steps) -> jax.Array:
@@ -173,6 +190,8 @@ class Client(Oracles):
         def through(body: Callable[[Any, Any, Place | None], Any], carry: Any) -> Any:
             if passes is not None:
                 return passes.run(key, steps, body, carry)
+            if isinstance(work, SingleStep):
+                return body(jnp.zeros((), jnp.int32), carry, None)
             return jax.lax.fori_loop(0, steps, lambda k, carry: body(jnp.asarray(k, jnp.int32), carry, None), carry)
 
         # Where every step costs the same, nothing need be carried to know what all of them do.
@@ -239,7 +258,22 @@ def answer(
         state = record.state
     _refuse_local(config.problem, phase, reply)
     new = client._record._replace(state=state)
-    return Answer(reply, new, client._cost(client._stretch.meter)), update or new.local is not record.local
+    changed = update or new.local is not record.local
+    if config.up is not None:
+        kept = record.channels[phase] if record.channels else {}
+        reply, kept = send(config.up, reply, kept, channel_key(client.key))
+        if record.channels:
+            new, changed = new._replace(channels={**record.channels, phase: kept}), True
+    return Answer(reply, new, client._cost(client._stretch.meter)), changed
+
+
+def received(config: ProgramConfig, phase: str, reply: Any, channels: Any) -> tuple[Any, Any]:
+    """The reply that the server has of what travelled, and what it keeps of this client; `channels` is what was kept
+    before that."""
+    if config.up is None:
+        return reply, channels
+    value, kept = receive(config.up, reply, channels[phase] if channels else {})
+    return value, {**channels, phase: kept} if channels else channels
 
 
 def _refuse_state(phase: str, reply: Any, state: Any) -> None:

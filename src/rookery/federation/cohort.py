@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rookery.errors import InputError
+from rookery.federation.graphs import Mixing
 from rookery.federation.keys import select_key, server_key
 from rookery.federation.sampling import Members
 from rookery.problems.base import Problem
@@ -55,6 +57,15 @@ class Cohort(ABC):
     def update_average(self, phase: str, *message: Any) -> Any:
         """As `average`, keeping the clients' new states."""
         return self._exchange(phase, message, self._normalised, update=True)
+
+    def mix(self, mixing: Mixing, give: str, take: str) -> Any:
+        """One exchange between neighbours, in which no server is: each client's phase `give(client)` says r_i, which
+        its neighbours get, and its phase `take(client, mean)` is given sum_j W_ij r_j. Both return `(reply, new client
+        state)`. What `take` replies goes nowhere: its plain mean over all clients comes back, for whoever looks on.
+        """
+        if not self._whole:
+            raise InputError("sampling: neighbours mix, and not all clients are there; rk.All() is needed")
+        return self._mix(mixing, give, take)
 
     @property
     def size(self) -> jax.Array:
@@ -103,6 +114,11 @@ class Cohort(ABC):
         """`carry = body(cohort, t, carry)` for t = 0 .. times - 1, with exchanges inside."""
 
     @property
+    def _whole(self) -> bool:
+        """Whether everybody is known to be there."""
+        return self.members.index.shape[0] == self.population
+
+    @property
     def _share(self) -> jax.Array:
         return self.members.count * self.weights
 
@@ -121,3 +137,7 @@ class Cohort(ABC):
     @abstractmethod
     def _exchange(self, phase: str, message: tuple, factors: jax.Array, update: bool) -> Any:
         """Sends, runs, aggregates and counts: the one primitive."""
+
+    def _mix(self, mixing: Mixing, give: str, take: str) -> Any:
+        """The same between neighbours."""
+        raise InputError('engine: it has no way from client to client, which neighbours need; engine="local" has one')

@@ -11,13 +11,13 @@ import contextlib
 import dataclasses
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from rookery.errors import InputError, unknown
 from rookery.federation import codec
-from rookery.federation.rates import PerClient, Rates, as_float
+from rookery.federation.rates import AUTO, PerClient, Rates, as_float
 from rookery.federation.steps import (
     LARGEST,
     Epochs,
@@ -93,10 +93,12 @@ class RatesField(Field):
 
     optional: bool = False
     positive: bool = True
+    auto: bool = False  # whether they may be measured
 
     def bind(self, argument: str, value: Any, scope: Scope) -> Any:
         if value is None and self.optional:
             return None
+        value = Rates(value) if isinstance(value, str) and value == AUTO else value
         if not isinstance(value, Rates) and len(scope.names) > 1:
             raise InputError(
                 f"{argument}: {value!r} was given and this problem has {', '.join(scope.names)}; "
@@ -120,7 +122,8 @@ class RatesField(Field):
         if self.optional:
             return {name: Option(float | None, None, f"For {name}: {text}") for name in rates}
         own = {name: rate if default is dataclasses.MISSING else default[name] for name, rate in rates.items()}
-        return {name: Option(float, rate, f"For {name}: {text}") for name, rate in own.items()}
+        kind = float | Literal["auto"] if self.auto else float
+        return {name: Option(kind, rate, f"For {name}: {text}") for name, rate in own.items()}
 
     def parse(self, argument: str, given: Mapping[str, Any]) -> Rates | None:
         rates = {name: rate for name, rate in given.items() if rate is not None}
@@ -130,7 +133,8 @@ class RatesField(Field):
         return Rates(**rates) if rates else None
 
     def explain(self) -> str:
-        return "rk.Rates: a number or a schedule for each sequence" + (", or None" if self.optional else "")
+        told = "rk.Rates: a number or a schedule for each sequence"
+        return told + (", or None" if self.optional else "") + (", or 'auto'" if self.auto else "")
 
 
 def bound_rates(argument: str, value: Any, names: tuple[str, ...], population: int) -> Rates:
@@ -333,9 +337,10 @@ def _made(meaning: Field, default: Any, static: bool = False) -> Any:
     return dataclasses.field(default=default, metadata={MEANING: meaning, "static": static})
 
 
-def rates(*, default: Any = dataclasses.MISSING, positive: bool = True) -> Any:
-    """A field of numbers by sequence, step sizes unless not `positive`; with `default=None` it may be left out."""
-    return _made(RatesField(default is None, positive), default)
+def rates(*, default: Any = dataclasses.MISSING, positive: bool = True, auto: bool = False) -> Any:
+    """A field of numbers by sequence, step sizes unless not `positive`; with `default=None` it may be left out. With
+    `auto` they are what a step along the direction field takes, which can be measured."""
+    return _made(RatesField(default is None, positive, auto), default)
 
 
 def amount(*, default: Any, words: Mapping[str, Any] | None = None, name: str = "") -> Any:

@@ -12,7 +12,12 @@ import jax.numpy as jnp
 
 _SAMPLING, _EXCHANGE, _STEPS, _SELECT, _SERVER, _WHOLE = range(6)  # what is drawn in a round
 _VALUES, _BEFORE = 2**32 - 1, 2**32 - 2  # in the place of a round: initial values, and what comes before the first
-_LOOP, _ORDER, _AUGMENT = 2**31 - 1, 2**31 - 2, 2**31 - 3  # at a client: they never meet its own samples
+_LOOP, _ORDER, _AUGMENT, _CHANNEL = (
+    2**31 - 1,
+    2**31 - 2,
+    2**31 - 3,
+    2**31 - 4,
+)  # at a client: they never meet its own samples
 
 
 def run_key(seed: Any) -> jax.Array:
@@ -67,6 +72,11 @@ def exchange_key(round: jax.Array, exchange: Any) -> jax.Array:
 def client_key(exchange: jax.Array, index: Any) -> jax.Array:
     """For one client in one exchange."""
     return jax.random.fold_in(exchange, index)
+
+
+def channel_key(client: jax.Array) -> jax.Array:
+    """For what a channel draws of one client's reply in one exchange."""
+    return jax.random.fold_in(client, _CHANNEL)
 
 
 def steps_key(round: jax.Array, index: Any) -> jax.Array:

@@ -68,6 +68,14 @@ class Tally:
         for number, name in enumerate(ORACLES):
             self.add_count(name, oracles[:, number])
 
+    def mixing(self, phase: str, reply: Any, population: int, messages: int, oracles: jax.Array) -> None:
+        """Counts one exchange between neighbours: what a client gives travels once in every message."""
+        self.count(("exchanges", phase), 1)
+        self.count(("replies", phase), population)
+        self.count(parcel_of(phase, "up", reply), messages)
+        for number, name in enumerate(ORACLES):
+            self.add_count(name, oracles[:, number])
+
     def settle(self, travels: Callable[[Dispatch], tuple[Any, bool]]) -> None:
         """At the end of a loop's body, when all that it sends is known: a parcel with a dispatch counts in the
         iterations that it travels in, and keeps its dispatch where a loop further out has a say."""
@@ -137,6 +145,12 @@ class Ledger:
         for part in sent:
             _add(self.parcels, parcel_of(phase, "down", part), replies)
 
+    def add_mixing(self, phase: str, reply: Any, population: int, messages: int) -> None:
+        """Adds one exchange between neighbours, which takes so many messages."""
+        _add(self.exchanges_of, phase, 1)
+        _add(self.replies_of, phase, population)
+        _add(self.parcels, parcel_of(phase, "up", reply), messages)
+
     def copy(self) -> Ledger:
         return Ledger(dict(self.exchanges_of), dict(self.replies_of), dict(self.parcels), dict(self.oracles))
 
@@ -152,7 +166,7 @@ class Ledger:
 
     @property
     def floats_up(self) -> int:
-        """Numbers sent by clients to the server, summed over clients."""
+        """Numbers sent by clients, to the server or each to its neighbours, summed over clients."""
         return sum(parcel.floats * n for parcel, n in self.parcels.items() if parcel.way == "up")
 
     @property

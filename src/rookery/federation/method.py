@@ -9,6 +9,7 @@ It has
     start(state, cohort)        optional: once before the first round
     check(problem, population)  optional: refuses what does not fit the problem, on the host
     advise(plan)                optional: sentences to warn with, on the host
+    observe(state, clients)     optional: numbers by name for the history, of the server's and all clients' states
     round(state, cohort)        one round; reaches clients only through the cohort
     <phase>(client, *message)   a client phase, found by its name: runs where the data is
 
@@ -56,16 +57,22 @@ def _no_advice(self: Any, plan: Plan) -> list[str]:
     return []
 
 
+def _nothing_to_see(self: Any, state: Any, clients: Any) -> dict[str, Any]:
+    return {}
+
+
 _DEFAULTS = {
     "init": _plain_state,
     "client": _no_client_state,
     "start": _no_start,
     "check": _nothing_to_check,
     "advise": _no_advice,
+    "observe": _nothing_to_see,
     "scopes": ("shared", "local"),  # which sequences it can have
     "kinds": None,  # the kinds of problem it solves; None: every kind
     "uses": None,  # the sequences that need step sizes; None: all
     "participation": "any",  # or "all": every client in every round
+    "neighbours": False,  # whether clients talk to one another, which clients elsewhere cannot
     "biased": False,  # whether it may come to rest off the solution, however small its steps
 }
 
@@ -157,6 +164,17 @@ def has_start(program: Any) -> bool:
     return type(program).start is not _no_start
 
 
+@jax.jit
+def observed(program: Any, state: Any, clients: Any) -> dict[str, Any]:
+    """What a method says of a run, for its history; `clients` are the states of all of them, stacked."""
+    return program.observe(state, clients)
+
+
+def observes(program: Any) -> bool:
+    """Whether a method says anything of the kind."""
+    return type(program).observe is not _nothing_to_see
+
+
 def next_state(program: Any, state: Any, cohort: Any) -> Any:
     """The state after a round of a method; refuses what is none. Every engine runs rounds through here."""
     after = program.round(state, cohort)
@@ -206,6 +224,8 @@ __all__ = [
     "has_start",
     "method",
     "next_state",
+    "observed",
+    "observes",
     "static",
     "struct",
 ]

@@ -17,6 +17,7 @@ import numpy as np
 from rookery.data.batches import Batch, Part, Shard
 from rookery.data.federated import TRAINING, Augment
 from rookery.errors import InputError
+from rookery.federation.channels import Channel
 from rookery.federation.epochs import Minibatches, Passes, Place
 from rookery.federation.keys import augment_key
 from rookery.federation.meter import Meter
@@ -37,6 +38,8 @@ class ProgramConfig:
     capacity: tuple[tuple[str, int], ...]  # level -> the largest client's number of examples
     precision: str
     augment: Augment | None = None  # of the training examples in a minibatch
+    up: Channel | None = None  # what is done to replies
+    down: Channel | None = None  # what is done to vectors that the server sends
 
     @property
     def dtype(self) -> Any:
@@ -110,9 +113,9 @@ jax.tree_util.register_pytree_node(Sample, _flat, lambda _, children: Sample(*ch
 class Oracles:
     """The examples and the derivatives of one client."""
 
-    def __init__(self, config: ProgramConfig, shard: Shard):
+    def __init__(self, config: ProgramConfig, shard: Shard, problem: Problem):
         self._config = config
-        self._problem: Any = config.problem
+        self._problem: Any = problem  # as it is in this round
         self._shard = shard
         self._stretch = Stretch(Meter())
 

@@ -17,6 +17,7 @@ from rookery.structs import Given, struct
 from rookery.vectors import Scalar, Sequences
 
 _DEFAULT = "default"
+AUTO = "auto"  # in the place of a rate: one that is measured
 
 
 @struct
@@ -76,6 +77,7 @@ class Rates:
 
     `Rates(0.05)` is one number for all sequences, `Rates(x=0.1, y=0.2, v=0.2)` one each, `Rates(0.05, x=0.01)` a
     default with exceptions. Numbers are traced: changing one does not recompile; a schedule is part of the program.
+    "auto" in the place of a number is measured where a run begins.
 
     >>> Rates(0.05, x=0.01)["x"], Rates(0.05, x=0.01)["y"]
     (0.01, 0.05)
@@ -94,6 +96,10 @@ class Rates:
     def replace(self, **entries: Any) -> Rates:
         """These rates with some entries set; `default` is the one for all other sequences."""
         return Rates._from(self._entries | entries)
+
+    def awaited(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of the sequences whose rate is yet to be measured."""
+        return tuple(name for name in names if isinstance(self._entries.get(name, self._entries.get(_DEFAULT)), str))
 
     def entries(self) -> dict[str, Any]:
         """The rates by sequence; `default` is the one for all other sequences."""
@@ -158,6 +164,11 @@ class Rates:
             if isinstance(now, PerClient) and population is not None:
                 now.check(shown, population)
             elif not callable(now) and not _is_finite_number(now):
+                if isinstance(now, str) and now == AUTO:
+                    raise InputError(
+                        f"{shown}: 'auto' was given where nothing measures it; rk.run and rk.sweep do, of the lr of "
+                        "SimFBO, ShroFBO, FedBiO, FedAvg and Scaffold, with all clients in this process"
+                    )
                 given = repr(now) if now is rate else f"a schedule that gives {now!r} at first"
                 raise InputError(f"{shown}: {given} was given; a finite number or a schedule is needed")
         missing = [name for name in names if name not in self._entries]
@@ -212,6 +223,6 @@ def _is_finite_number(value: Any) -> bool:
     return bool(array.ndim == 0 and array.dtype.kind in "fiu" and np.isfinite(array))
 
 
-Rate = Rates | float | PerClient | Decay | Callable[[Any], Any]  # what a user may give for step sizes
+Rate = Rates | float | PerClient | Decay | str | Callable[[Any], Any]  # what a user may give for step sizes
 GivenRates = Given[Rates, Rate]
 GivenOptionalRates = Given[Rates | None, Rate | None]

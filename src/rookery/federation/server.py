@@ -19,6 +19,14 @@ from rookery.problems.base import Problem
 from rookery.structs import Given
 from rookery.vectors import Sequences
 
+# Optimisers that need no step size, as a shell names them.
+NEEDS_NO_RATE = {
+    "adagrad-norm": "adagrad_norm",
+    "d-adaptation": "dadapt_adamw",
+    "prodigy": "prodigy",
+    "mechanic": "mechanic",
+}
+
 
 @struct
 class ServerState(State):
@@ -65,6 +73,20 @@ class PerSequence:
         return moved, now
 
 
+@part
+@struct
+class EachSequence:
+    """The same optimiser for every sequence, which sees that one alone: x, y and v have step sizes of their own."""
+
+    optimiser: ServerOptimiser
+
+    def init(self, z: Sequences) -> dict[str, Any]:
+        return {name: self.optimiser.init(z.only((name,))) for name in z.names}
+
+    def step(self, z: Sequences, d: Sequences, gamma: Rates | None, kept: Any) -> tuple[Sequences, Any]:
+        return PerSequence(dict.fromkeys(z.names, self.optimiser)).step(z, d, gamma, kept)
+
+
 def wrap_server(server: Any) -> Any:
     """None is the plain step, and a mapping gives some sequences an optimiser of their own."""
     if server is None:
@@ -82,6 +104,8 @@ def check_server(server: Any, problem: Problem, server_lr: Any = None) -> None:
                 raise unknown("server", name, problem.shared)
             check_server(optimiser, problem)
         return
+    if isinstance(server, EachSequence):
+        return check_server(server.optimiser, problem, server_lr)
     if not fulfils(server, ServerStep):
         raise InputError(
             f"server: {server!r} was given; rk.ServerOptimiser(optax.adam, learning_rate=0.1), or a mapping from "
@@ -107,19 +131,23 @@ def _plain(value: Any) -> Any:
 
 
 def read_server(argument: str, text: str) -> Any:
-    """`none`, `sgd:1:0.9`, `adam:0.01`, ..."""
+    """`none`, `sgd:1:0.9`, `adam:0.01`, `prodigy`, ..."""
 
     def optimiser(word: str) -> Callable[..., Any]:
         return lambda *numbers: named_optimiser(word, **dict(zip(("learning_rate", "momentum"), numbers)))
 
     forms = {"none/0": lambda: None, "sgd/2": optimiser("sgd")}
     forms |= {f"{word}/1": optimiser(word) for word in ("sgd", "adam", "yogi", "adagrad")}
-    return parse_words(argument, text, forms, "none, sgd:LR, sgd:LR:MOMENTUM, adam:LR, yogi:LR and adagrad:LR")
+    untuned = lambda name: lambda: EachSequence(named_optimiser(name))
+    forms |= {f"{word}/0": untuned(name) for word, name in NEEDS_NO_RATE.items()}
+    allowed = f"none, sgd:LR, sgd:LR:MOMENTUM, adam:LR, yogi:LR, adagrad:LR, {', '.join(list(NEEDS_NO_RATE)[:-1])} and "
+    return parse_words(argument, text, forms, allowed + list(NEEDS_NO_RATE)[-1])
 
 
 def server_field() -> Any:
     """A method's field `server`: an optimiser in the place of the server's plain step."""
-    text = "The server's optimiser: none, sgd:LR:MOMENTUM, adam:LR, yogi:LR or adagrad:LR."
+    text = "The server's optimiser: none, sgd:LR:MOMENTUM, adam:LR, yogi:LR, adagrad:LR; or one that needs no rate: "
+    text += ", ".join(NEEDS_NO_RATE) + "."
     return component(read=read_server, text=text, wrapped=wrap_server)
 
 

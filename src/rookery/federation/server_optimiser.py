@@ -14,6 +14,7 @@ from jax.tree_util import DictKey, register_pytree_with_keys_class
 from rookery.errors import InputError
 from rookery.federation.adaptive import ADAPTIVE
 from rookery.federation.rates import as_float
+from rookery.federation.untuned import UNTUNED
 from rookery.vectors import Sequences
 
 
@@ -68,13 +69,14 @@ def is_traced(value: Any) -> bool:
 
 
 def named_optimiser(name: str, **numbers: float) -> ServerOptimiser:
-    """An optimiser by its name, with its numbers: one of Reddi et al.'s, or of optax."""
-    if name in ADAPTIVE:
-        return ServerOptimiser(ADAPTIVE[name], **numbers)
+    """An optimiser by its name, with its numbers: one of Reddi et al.'s, one of this library, or of optax."""
+    if constructor := (ADAPTIVE | UNTUNED).get(name):
+        return ServerOptimiser(constructor, **numbers)
     try:
         import optax
+        from optax import contrib
     except ImportError:
         raise InputError("server: optax is not installed; install it with pip install optax") from None
-    if not callable(constructor := getattr(optax, name, None)):
+    if not callable(constructor := getattr(optax, name, getattr(contrib, name, None))):
         raise InputError(f"server: {name!r} was given; the name of an optimiser of optax is needed")
     return ServerOptimiser(constructor, **numbers)

@@ -131,6 +131,15 @@ class Epochs:
             )
 
 
+@jax.tree_util.register_static
+class SingleStep(int):
+    """The number 1, known while a program is traced: its loop is left out. Any other number is traced, so that
+    changing it compiles nothing."""
+
+    def __new__(cls) -> SingleStep:
+        return super().__new__(cls, 1)
+
+
 SCHEDULES = (FixedSteps, RandomSteps, StepsBy, Epochs)
 Steps = int | FixedSteps | RandomSteps | StepsBy | Epochs
 """How much a client works in a round: a number of steps, or a schedule of them."""
@@ -167,7 +176,9 @@ def is_random(steps: Any) -> bool:
 
 def bind_steps(steps: Any, stream: int = 0) -> Any:
     """Numbers of steps as programs take them: one array, whether they came as a list or as one; drawn from a stream of
-    their own where they are random."""
+    their own where they are random; a single step as what it is."""
+    if is_whole(steps) and int(steps) == 1:
+        return SingleStep()
     if isinstance(steps, FixedSteps):
         return FixedSteps(np.asarray(steps.steps))
     if not is_random(steps):

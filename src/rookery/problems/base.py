@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,10 @@ class Sequence:
 class Problem(ABC):
     """What is solved: sum_i p_i D_i(z) = 0 at a solution, and each client's D_i."""
 
-    kind: ClassVar[str]
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """What methods that are not for every problem choose by."""
 
     @property
     @abstractmethod
@@ -78,6 +81,10 @@ class Problem(ABC):
         """Its losses by the argument that gave them, which is also the level whose examples they see where there are
         two: what a run may ask before it begins, such as `fault(rows)`, the first row that a loss cannot take."""
         return {}
+
+    def at(self, round: Any) -> Problem:
+        """The problem as it is in a round, which may be traced: itself, where nothing of it changes with the rounds."""
+        return self
 
     @abstractmethod
     def complete(self, values: Values, example: Callable[[str], Tree]) -> Values:

@@ -284,8 +284,8 @@ FIGURE7 = Study(
     source=f"{SOURCE}, figure 7",
     settings=COMMON
     + """iid, 1,000 exchanges. The seconds are those of all seeds side by side, compilation left out. The paper says
-that FBO-AggITD takes a time comparable to FedNest's; it has a gossip method beside them, which is slower, and which
-Rookery does not have.""",
+that FBO-AggITD takes a time comparable to FedNest's; it has a gossip method beside them, which is slower: the
+study `gossip` has it, on a problem that is small enough for its matrices.""",
     cells=lambda quick: [_cell(name, "", CHOSEN.task("iid", quick), "iid", quick) for name in METHODS[:2]],
     measures=(SECONDS, reached(0.9), FINAL),
     claims=time_claims,

@@ -17,6 +17,7 @@ from rookery.reproduce.fedmsa import LOSS_TUNING, MCO
 from rookery.reproduce.fedvra_u import SEMI_SUPERVISED
 from rookery.reproduce.flamby import FLAMBY
 from rookery.reproduce.frontier import FRONTIER
+from rookery.reproduce.gossip import GOSSIP
 from rookery.reproduce.index import write_index
 from rookery.reproduce.page import write_page
 from rookery.reproduce.study import Done, Study
@@ -45,6 +46,7 @@ _ALL = (
     FRONTIER,
     FLAMBY,
     THEORY,
+    GOSSIP,
 )
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 

@@ -35,6 +35,7 @@ def fingerprint(prepared: PreparedRun, metrics: Sequence[str] = ()) -> dict[str,
         "sampling": _digest(describe(inputs.sampling, code=False), inputs.sampling),
         "functions of the sampling": code_digest(inputs.sampling),
         "batch size": _digest(repr(config.batch)),
+        "channels": _digest(describe((config.up, config.down), code=False)),
         "data": _digest(
             repr({name: sorted(_shapes(level.rows)) for name, level in inputs.levels.items()}),
             (dict(inputs.levels) if prepared.source is None else _told(prepared), inputs.weights),

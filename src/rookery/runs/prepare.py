@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,12 +14,14 @@ import numpy as np
 
 from rookery.data.batches import FULL_BATCH_CHUNK
 from rookery.data.federated import BOTH, Clients, Split, cast, example_shape
-from rookery.engines.base import Inputs, PreparedRun, initial_carry
+from rookery.engines.base import Carry, Inputs, PreparedRun, initial_carry
+from rookery.engines.local import Program
 from rookery.errors import AdviceWarning, InputError, failing, unknown
+from rookery.federation.channels import initial_kept, make_channel
 from rookery.federation.client import ProgramConfig
 from rookery.federation.fields import RatesField, meanings
 from rookery.federation.keys import run_key, start_key
-from rookery.federation.method import Plan, bind
+from rookery.federation.method import Plan, bind, has_start
 from rookery.federation.oracles import held_in
 from rookery.federation.rates import Rates
 from rookery.federation.sampling import All, Sampling
@@ -53,6 +56,8 @@ def prepare(
     batch_size: Any,
     seed: int,
     precision: str,
+    up: Any = (),
+    down: Any = (),
 ) -> PreparedRun:
     """Checks everything a user gave and makes a run ready; call it inside `precision_context`."""
     _check_kinds(problem, method, clients, sampling, seed)
@@ -71,6 +76,8 @@ def prepare(
         capacity=tuple((level, int(np.max(clients.level(level).size))) for level in levels),
         precision=precision,
         augment=clients.augment,
+        up=make_channel("up", up, problem.shared),
+        down=make_channel("down", down, problem.shared),
     )
     method_numbers = numbers("method", method, dtype)
     plan = _plan(clients, sampling, problem, config)
@@ -89,8 +96,22 @@ def prepare(
         weights=clients.weights.astype(dtype),
         key=key,
     )
-    carry = jax.device_get(initial_carry(config, inputs.method, z, local))
+    carry = _with_channels(config, inputs, jax.device_get(initial_carry(config, inputs.method, z, local)))
     return PreparedRun(config, inputs, carry, source=clients.source)
+
+
+def _with_channels(config: ProgramConfig, inputs: Inputs, carry: Carry) -> Carry:
+    """The carry with what clients' channels keep, by phase: what phases reply is known from tracing a round."""
+    if config.up is None or not config.up.keeps:
+        return carry
+    program, replies = Program(replace(config, up=None, down=None), 1), {}
+    if has_start(inputs.method):
+        jax.eval_shape(lambda inputs, carry: program.start(inputs, carry, replies), inputs, carry)
+    jax.eval_shape(lambda inputs, carry: program.round(inputs, carry, replies), inputs, carry)
+    one = {phase: initial_kept(config.up, reply) for phase, reply in replies.items()}
+    # A view of one, as other parts of records are where they begin alike.
+    all = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (config.population, *leaf.shape)), one)
+    return carry._replace(records=carry.records._replace(channels=all))
 
 
 ABSURD = 1e6  # no step size that is known to work is larger

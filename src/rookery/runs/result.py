@@ -55,13 +55,22 @@ class RunState:
     versions: Mapping[str, Any] | None = None
     store: RecordStore | None = None  # where the records are, of a run that has them in a file
     segments: tuple[Path, list[Segment]] | None = None  # what a checkpoint has of such records, in place of leaves
+    rates: Mapping[str, float] | None = None  # the step sizes that were measured
 
     @classmethod
-    def of(cls, carry: Carry, key: jax.Array, ledger: Ledger, seconds: float, session: Any = None) -> RunState:
+    def of(
+        cls,
+        carry: Carry,
+        key: jax.Array,
+        ledger: Ledger,
+        seconds: float,
+        session: Any = None,
+        rates: Mapping[str, float] | None = None,
+    ) -> RunState:
         leaves = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(carry))
         round, kept = int(carry.state.round), np.asarray(jax.random.key_data(key))
         versions, store = getattr(session, "versions", None), getattr(session, "store", None)
-        return cls(leaves, kept, ledger.copy(), seconds, round, versions, store)
+        return cls(leaves, kept, ledger.copy(), seconds, round, versions, store, rates=rates)
 
     @property
     def in_memory(self) -> tuple[np.ndarray, ...]:
@@ -76,14 +85,16 @@ class RunState:
     def describe(self) -> dict[str, Any]:
         """The rest of the state, for json."""
         told = {"ledger": self.ledger.to_json(), "seconds": self.seconds, "round": self.round}
-        return told if self.versions is None else told | {"versions": self.versions}
+        told |= {} if self.versions is None else {"versions": self.versions}
+        return told if self.rates is None else told | {"rates": dict(self.rates)}
 
     @classmethod
     def rebuild(cls, arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> RunState:
         """The state that `arrays` and `describe` wrote."""
         leaves = tuple(arrays[name] for name in sorted(arrays) if name != "key")
         ledger = Ledger.from_json(described["ledger"])
-        return cls(leaves, arrays["key"], ledger, described["seconds"], described["round"], described.get("versions"))
+        state = cls(leaves, arrays["key"], ledger, described["seconds"], described["round"], described.get("versions"))
+        return replace(state, rates=described.get("rates"))
 
     def carry(self, template: Carry) -> Carry:
         """The carry in the structure of a run that has been made ready for the same problem and method."""
@@ -104,7 +115,7 @@ class Result:
     there, and `local[i]` holds client i's own. `history` is a table, `ledger` the cost, `state` where to continue from.
     `status` is "done", "stopped" (a target was reached), "interrupted" or "diverged", with `divergence` saying where.
     `clients` has a row per client with its `client_metrics`, where these were asked for; `missing` has who did not
-    answer in which round and why, where clients are elsewhere.
+    answer in which round and why, where clients are elsewhere. `rates` are the step sizes that `lr="auto"` measured.
     """
 
     sequences: Values
@@ -121,6 +132,11 @@ class Result:
     def missing(self) -> Table:
         """Who did not answer in which round, and why; empty where all clients are in this process."""
         return Table((self.state.versions or {}).get("missing", ()))
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The step sizes that were measured, by sequence; empty where all were given."""
+        return dict(self.state.rates or {})
 
     @property
     def x(self) -> Tree:
@@ -154,6 +170,7 @@ class Result:
             [
                 f"Result: {self.status} after round {self.state.round}{where}",
                 f"  {metrics}",
+                *([f"  step sizes, measured: {shown_rates(self.rates)}"] if self.rates else []),
                 f"  {cost.exchanges} exchanges, {(cost.bytes_up + cost.bytes_down) / 1e6:.4g} MB, "
                 f"{cost.gradients} gradients, {self.state.seconds:.3g} s and {self.compile_seconds:.3g} s of compiling",
                 f"  sequences: {shapes}" + (f" ({len(self.local)} clients have their own)" if self.local else ""),
@@ -245,6 +262,11 @@ class Result:
             compile_seconds=description["compile_seconds"],
             clients=None if description.get("client_metrics") is None else Table(description["client_metrics"]),
         )
+
+
+def shown_rates(rates: Mapping[str, float]) -> str:
+    """Step sizes by sequence, to three digits."""
+    return ", ".join(f"{name} {rate:.3g}" for name, rate in rates.items())
 
 
 def _size(tree: Tree) -> str:

@@ -23,7 +23,7 @@ from rookery.engines.messaging import ClientsFailed
 from rookery.errors import DivergenceWarning, InputError, StorageError, failing
 from rookery.federation.evaluation import ClientMetrics
 from rookery.federation.ledger import Ledger
-from rookery.federation.method import has_start
+from rookery.federation.method import has_start, observed, observes
 from rookery.federation.sampling import All, Sampling
 from rookery.federation.steps import check_count
 from rookery.metric import Metrics, measure, split
@@ -31,6 +31,7 @@ from rookery.problems.base import Problem
 from rookery.runs.checkpoint import Checkpoints, Saver, open_checkpoints, read_plan
 from rookery.runs.fingerprint import fingerprint
 from rookery.runs.interrupts import answered, heed, listening, pending, wait_for_turn
+from rookery.runs.measured import awaited_rates, measured_run
 from rookery.runs.own_metrics import OwnMetrics
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result, RunState, per_client
@@ -67,6 +68,8 @@ def run(
     stop: Mapping[str, Any] | None = None,
     engine: Any = "local",
     precision: str = "float32",
+    up: Any = (),
+    down: Any = (),
     callbacks: Iterable[Callable[[int, dict], Any]] = (),
     state: RunState | None = None,
     checkpoints: Checkpoints | None = None,
@@ -75,7 +78,8 @@ def run(
 
     Args:
       problem: what is solved, such as `rk.Bilevel(upper=..., lower=...)`.
-      method: how, such as `rk.SimFBO(lr=rk.Rates(0.1))`.
+      method: how, such as `rk.SimFBO(lr=rk.Rates(0.1))`; with `lr="auto"` step sizes are measured in an exchange before
+        the first round.
       clients: who holds the data, from `rk.federate` or a dataset's `partition`.
       x, y: initial values, any pytrees of numbers, or functions of a key; for local sequences functions of
         (key, client's data).
@@ -100,6 +104,10 @@ def run(
         `rk.Local(at_once=8)`.
       precision: "float32" or "float64"; or, on accelerators that have them, float32 numbers whose matrix products are
         made with the faster "tf32" or "bfloat16".
+      up: what is done to every reply at its client, such as `[rk.TopK(0.01), rk.Quantise(8)]`,
+        `rk.EF21(rk.TopK(0.01))`, a text (`"ef21:topk:0.01"`), or `rk.Per(x=..., y=...)` by sequence. The history
+        counts what travels then.
+      down: what is done to every vector that the server sends: stages that draw nothing, such as `rk.Quantise(8)`.
       callbacks: called with (round, history row) after every evaluation; one that has a method `compiling` is told
         when everything was checked and the program is compiled.
       state: a result's `state`, to continue from.
@@ -113,6 +121,7 @@ def run(
     if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
         raise InputError(f'checkpoints: {checkpoints!r} was given; rk.Checkpoints("folder", every=10) is needed')
     with precision_context(precision), listening(), contextlib.ExitStack() as stack:
+        awaited, method = awaited_rates(method, problem)
         whole = prepare(
             problem,
             method,
@@ -124,22 +133,30 @@ def run(
             batch_size=batch_size,
             seed=seed,
             precision=precision,
+            up=up,
+            down=down,
         )
         engine = _engine_for(engine, clients)
+        _check_neighbours(engine, method)
         here = whole.without_records() if getattr(engine, "elsewhere", False) else whole
         prepared, ledger, seconds = _resume(here, state)
         own = None
         if client_metrics is not None:
             own = OwnMetrics(client_metrics, clients, whole.carry, problem.local, whole.config.dtype)
-        names = check_metrics(metrics, stop, prepared.carry, () if own is None else tuple(own.columns))
+        seen = observed_names(whole)
+        names = check_metrics(metrics, stop, prepared.carry, (*seen, *(() if own is None else own.columns)))
         first = int(prepared.carry.state.round)
         prepared.inputs.sampling.check_rounds(first, rounds, prepared.config.population)
         saver, previous = None, None
         if checkpoints is not None:
             asked = {"rounds": rounds, "every": every}
-            saver, previous = stack.enter_context(open_checkpoints(checkpoints, fingerprint(prepared, names), asked))
+            told = fingerprint(prepared, names) | ({"set of measured rates": ", ".join(awaited)} if awaited else {})
+            saver, previous = stack.enter_context(open_checkpoints(checkpoints, told, asked))
         if previous is not None:
             prepared, ledger, seconds = _resume(prepared, previous.state)
+        if awaited:
+            before = state if previous is None else previous.state
+            prepared, ledger = measured_run(prepared, awaited, engine, ledger, before)
         session = engine.open(prepared, ledger)
         if together():
             wait_for_turn()
@@ -159,6 +176,21 @@ def _engine_for(engine: Any, clients: Clients) -> Engine:
             f"engine: {engine!r} was given, and the clients' examples are not in memory; rk.Streamed(...) is needed"
         )
     return found
+
+
+def _check_neighbours(engine: Engine, method: Any) -> None:
+    """Refuses clients who talk to one another where they are elsewhere, and know the server alone."""
+    if method.neighbours and getattr(engine, "elsewhere", False):
+        raise InputError(
+            f"method: {type(method).__name__} lets clients talk to their neighbours, and here each of them talks to "
+            'the server alone; engine="local", "mesh", "streamed" or "eager" can run it'
+        )
+
+
+def observed_names(prepared: PreparedRun) -> tuple[str, ...]:
+    """The columns that a method adds to the history."""
+    method, carry = prepared.inputs.method, prepared.carry
+    return tuple(jax.eval_shape(observed, method, carry.state, carry.records.state)) if observes(method) else ()
 
 
 def continue_run(
@@ -289,7 +321,7 @@ class _Loop:
 
     def state(self) -> RunState:
         carry, key = jax.device_get(self.session.carry), self.prepared.inputs.key
-        return RunState.of(carry, key, self.session.ledger, self.seconds, self.session)
+        return RunState.of(carry, key, self.session.ledger, self.seconds, self.session, self.prepared.rates)
 
     def save(self, status: str | None = None) -> None:
         """Writes a checkpoint, where the run writes any and has not done so in this round."""
@@ -318,6 +350,10 @@ class _Loop:
         """The metrics where the run stands; those of clients are kept as a table."""
         values = getattr(self.session, "values", None)  # where that is less than the whole carry
         found = evaluate(self.metric, self.session.carry.values() if values is None else values)
+        if observes(method := self.prepared.inputs.method):
+            carry = self.session.carry
+            seen = jax.device_get(observed(method, carry.state, carry.records.state))
+            found |= {name: float(value) for name, value in seen.items()}
         if self.own is None:
             return found
         if hasattr(self.session, "goes_on"):
@@ -359,7 +395,7 @@ def make_result(
         local=per_client(sequences, [name for name in problem.local if name in here], prepared.config.population),
         history=history,
         ledger=ledger,
-        state=RunState.of(carry, prepared.inputs.key, ledger, seconds, session),
+        state=RunState.of(carry, prepared.inputs.key, ledger, seconds, session, prepared.rates),
         status=status,
         divergence=divergence,
         compile_seconds=compile_seconds,
@@ -442,7 +478,7 @@ def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry, other
         if not callable(target) and (isinstance(target, bool) or not isinstance(target, Real)):
             raise InputError(f"stop: {target!r} was given for {name!r}; a number or a function is needed")
     if twice := [name for name in given if name in others]:
-        raise InputError(f"metrics: {twice[0]!r} is what client_metrics give as well; choose another name")
+        raise InputError(f"metrics: {twice[0]!r} is what client_metrics give as well, or the method; choose another")
     return [*given, *others]
 
 
@@ -457,7 +493,7 @@ def metric_names(method: Any, arguments: Mapping[str, Any], metrics: Metrics) ->
         if (function := arguments.get("client_metrics")) is not None:
             problem, dtype = arguments["problem"], prepared.config.dtype
             columns = OwnMetrics(function, arguments["clients"], prepared.carry, problem.local, dtype).columns
-        return check_metrics(metrics, {}, prepared.carry, tuple(columns))
+        return check_metrics(metrics, {}, prepared.carry, (*observed_names(prepared), *columns))
 
 
 def _resume(prepared: PreparedRun, state: RunState | None) -> tuple[PreparedRun, Ledger, float]:

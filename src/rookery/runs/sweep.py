@@ -22,23 +22,32 @@ from rookery.engines.mesh import Mesh
 from rookery.errors import InputError, unknown
 from rookery.federation.evaluation import ClientMetrics
 from rookery.federation.ledger import Ledger
-from rookery.federation.method import has_start
+from rookery.federation.method import has_start, observed, observes
 from rookery.federation.rates import Rates
 from rookery.federation.sampling import All, Sampling
 from rookery.federation.server import PerSequence, ServerOptimiser
 from rookery.metric import Metrics, split, together
 from rookery.problems.base import Problem
 from rookery.runs.interrupts import heed, listening, wait_for_turn
+from rookery.runs.measured import awaited_rates, measured_run
 from rookery.runs.own_metrics import OwnMetrics
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result
-from rookery.runs.run import PATIENCE, check_arguments, check_metrics, heed_together, make_result, reached
+from rookery.runs.run import (
+    PATIENCE,
+    check_arguments,
+    check_metrics,
+    heed_together,
+    make_result,
+    observed_names,
+    reached,
+)
 from rookery.runs.table import Table
 from rookery.vectors import Values, row
 
 MEMORY = 2**30  # bytes that the states of runs side by side may take on a device
 
-RUN_OPTIONS = ("seed", "batch_size", "sampling")
+RUN_OPTIONS = ("seed", "batch_size", "sampling", "up", "down")
 
 
 class Sweep(Table):
@@ -68,14 +77,16 @@ def sweep(
     memory: int = MEMORY,
     own_metrics: Callable[[int], Metrics] | None = None,
     client_metrics: ClientMetrics | None = None,
+    up: Any = (),
+    down: Any = (),
 ) -> Sweep:
     """Runs every point of a grid; runs of one structure go side by side in one compiled program.
 
     Args:
       clients: who holds the data; or a function of the seed that gives them, for runs that each draw a partition.
       over: what varies: a mapping from a name to its values. Names are fields of the method ("lr.x", "local_steps"),
-        "method" itself, or "seed", "batch_size", "sampling". All combinations are run, the last name fastest. Options
-        that change the program (batch sizes, a field that is structure) split it into several.
+        "method" itself, or "seed", "batch_size", "sampling", "up", "down". All combinations are run, the last name
+        fastest. Options that change the program (batch sizes, a field that is structure) split it into several.
       engine: "local" or an `rk.Local(...)`; "mesh" or an `rk.Mesh(...)`: runs are spread over its devices, each of
         them whole on one device; None: "local".
       memory: bytes that the states of runs side by side may take on a device; a larger grid is run in parts.
@@ -103,8 +114,10 @@ def sweep(
             "sampling": All() if sampling is None else sampling,
             "batch_size": batch_size,
             "seed": seed,
+            "up": up,
+            "down": down,
         }
-        prepared = []
+        prepared, ledgers = [], []
         federations: dict[int, Clients] = {}
         for point in points:
             options = base | {name: value for name, value in point.items() if name in RUN_OPTIONS}
@@ -121,7 +134,11 @@ def sweep(
                 own = federations[options["seed"]]
             if own.streamed:
                 raise InputError("clients: their examples are not in memory, which a sweep needs; use rk.run")
-            prepared.append(prepare(problem, varied, own, x=x, y=y, start=start, precision=precision, **options))
+            awaited, varied = awaited_rates(varied, problem)
+            ready = prepare(problem, varied, own, x=x, y=y, start=start, precision=precision, **options)
+            ready, ledger = measured_run(ready, awaited, compiled, Ledger(), None) if awaited else (ready, Ledger())
+            prepared.append(ready)
+            ledgers.append(ledger)
             options["sampling"].check_rounds(0, rounds, prepared[-1].config.population)
         seeds = [int(point.get("seed", seed)) for point in points]
         measured = {each: own_metrics(each) if own_metrics else metrics for each in dict.fromkeys(seeds)}
@@ -135,12 +152,13 @@ def sweep(
             measured = {each: together(measured[each], own.metric(dtype, largest)) for each, own in owned.items()}
             if isinstance(clients, Clients) and own_metrics is None:  # one for all, so that lanes share its arrays
                 measured = dict.fromkeys(measured, measured[seeds[0]])
-        check_metrics(measured[seeds[0]], stop, prepared[0].carry)
+        check_metrics(measured[seeds[0]], stop, prepared[0].carry, observed_names(prepared[0]))
         results: list[Result | None] = [None] * len(points)
         for group in _groups(prepared, memory, place.devices):
             each = [measured[seeds[i]] for i in group]
             program = compiled.program(prepared[group[0]])
-            lanes = _Lanes(program, place, [prepared[i] for i in group], each, stop)
+            begun = [ledgers[i] for i in group]
+            lanes = _Lanes(program, place, [prepared[i] for i in group], begun, each, stop)
             for i, result in zip(group, lanes.run(rounds, every)):
                 results[i] = result
     return _table(points, results)
@@ -230,6 +248,12 @@ def _measure(
     return place.over(each, (0, 0 if own else None))(values, arrays)
 
 
+@partial(jax.jit, static_argnums=0)
+def _observe(place: Place, method: Any, carry: Any) -> dict[str, Any]:
+    """What the methods of lanes say of their runs."""
+    return place.over(lambda method, carry: observed(method, carry.state, carry.records.state), (0, 0))(method, carry)
+
+
 class _Lanes:
     """Runs of one structure, side by side. A lane that has diverged or reached its target rests."""
 
@@ -238,6 +262,7 @@ class _Lanes:
         program: Program,
         place: Place,
         prepared: list[PreparedRun],
+        ledgers: list[Ledger],
         metrics: list[Metrics],
         stop: Mapping[str, Any],
     ):
@@ -261,7 +286,7 @@ class _Lanes:
         self.function, arrays = split(metrics[0])
         self.arrays = stack(*(split(each)[1] for each in metrics)) if self.own_metrics else place.shared(arrays)
         self.carry = stack(*(s.carry for s in prepared))
-        self.ledgers = [Ledger() for _ in prepared]
+        self.ledgers = ledgers
         self.histories = [Table() for _ in prepared]
         self.status = ["done"] * len(prepared)
         self.divergence: list[Divergence | None] = [None] * len(prepared)
@@ -332,6 +357,8 @@ class _Lanes:
     def record(self, rounds: int) -> None:
         values = Carry.values(self.carry)
         measured = self.place.read(_measure(self.function, self.place, self.own_metrics, values, self.arrays))
+        if observes(self.inputs.method):
+            measured |= self.place.read(_observe(self.place, self.inputs.method, self.carry))
         for i, history in enumerate(self.histories):
             if history.rows and history["round"][-1] == self.rounds[i]:
                 continue  # a lane at rest

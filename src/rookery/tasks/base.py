@@ -1,4 +1,4 @@
-"""What a task is, and the data and networks that tasks share. Imports problems, data and models."""
+"""What a task is, and the data, networks and penalties that tasks share. Imports problems, data and models."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from rookery.data.inputs import CropFlip
 from rookery.data.partitions import Partition
 from rookery.errors import InputError, unknown
 from rookery.problems.base import Problem
+from rookery.problems.bilevel import Bilevel
+from rookery.problems.penalty import Penalty
 from rookery.tasks.models import MLP, Initial, OnStored, lenet, wide_cnn
 
 
@@ -117,3 +119,27 @@ class Task(Protocol):
     def batch_size(self) -> int | None:
         """A batch size that works."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nested:
+    """What tasks with a bilevel problem have in common: by what derivatives it is solved."""
+
+    lam: tuple[float, ...] = ()
+    """Penalties, for gradients alone: one, or several that are extrapolated; none: Hessian-vector products."""
+
+    def bilevel(self, upper: Callable, lower: Callable, **scopes: Any) -> Bilevel:
+        """The problem of two losses, with the scopes of its levels."""
+        return Bilevel(upper, lower, by=self._by, **scopes)
+
+    def nested_rates(self, x: float, y: float, v: float) -> dict[str, float]:
+        """Step sizes that work: with penalties those of x and y, as w is to have that of y."""
+        by = self._by
+        return {"x": x, "y": y, "v": v} if by is None else {"x": x, **dict.fromkeys(by.lower, y)}
+
+    @property
+    def _by(self) -> Penalty | None:
+        try:
+            return Penalty(self.lam) if self.lam else None
+        except InputError as error:
+            raise InputError(f"task.{error}") from None

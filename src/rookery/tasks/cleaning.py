@@ -12,8 +12,7 @@ import numpy as np
 
 from rookery.data.federated import Split, federate
 from rookery.data.partitions import Partition
-from rookery.problems.bilevel import Bilevel
-from rookery.tasks.base import Assembly, check_options, find_dataset, find_network
+from rookery.tasks.base import Assembly, Nested, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, auc, f1, on_test
 from rookery.tasks.models import Network, OfClasses, cross_entropy, squared_norm
 from rookery.vectors import Values
@@ -42,7 +41,7 @@ class CleanLoss(OfClasses):
 
 
 @dataclass(frozen=True)
-class Cleaning:
+class Cleaning(Nested):
     """A weight for every training example, kept on its client, that finds the wrong labels.
 
     x_i holds a logit for each training example of client i and never leaves it; y is a linear softmax that all share,
@@ -61,7 +60,7 @@ class Cleaning:
 
     @property
     def rates(self) -> Mapping[str, float]:
-        return {"x": 20.0, "y": 0.3, "v": 0.3}
+        return self.nested_rates(x=20.0, y=0.3, v=0.3)
 
     @property
     def batch_size(self) -> int | None:
@@ -81,7 +80,9 @@ class Cleaning:
         rows = max(len(lower["row"]) for lower in noisy)
         place = np.concatenate([i * rows + lower["row"] for i, lower in enumerate(noisy)])
         return Assembly(
-            problem=Bilevel(upper=CleanLoss(network), lower=WeightedLoss(network, self.ridge), upper_scope="local"),
+            problem=self.bilevel(
+                upper=CleanLoss(network), lower=WeightedLoss(network, self.ridge), upper_scope="local"
+            ),
             clients=federate(
                 [Split(lower=lower, upper=record.upper) for lower, record in zip(noisy, records)], weights="size"
             ),

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import jax
 
 from rookery.data.partitions import Partition
-from rookery.problems.bilevel import Bilevel
-from rookery.tasks.base import Assembly, augmentation, check_options, find_dataset, find_network
+from rookery.tasks.base import Assembly, Nested, augmentation, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, OnOwn, on_both, on_test
 from rookery.tasks.models import Initial, Network, OfClasses, cross_entropy, squared_norm
 
@@ -38,7 +37,7 @@ class Lower(OfClasses):
 
 
 @dataclass(frozen=True)
-class HyperRep:
+class HyperRep(Nested):
     """A representation learned on validation data, under a head fitted to training data.
 
     x holds the first layers of a network, y the last one or two; the lower loss is on each client's training examples,
@@ -68,7 +67,7 @@ class HyperRep:
 
     @property
     def rates(self) -> Mapping[str, float]:
-        return {"x": 0.2, "y": 0.2, "v": 0.2}
+        return self.nested_rates(x=0.2, y=0.2, v=0.2)
 
     @property
     def batch_size(self) -> int | None:
@@ -90,7 +89,7 @@ class HyperRep:
         network = find_network(self.model, dataset, (self.hidden,), ("mlp", "lenet"), self.init)
         evaluation, own = Evaluation(network, parts=("x", "y")), dataset.has_own_tests(partition)
         return Assembly(
-            problem=Bilevel(upper=Upper(network), lower=Lower(network, self.ridge)),
+            problem=self.bilevel(upper=Upper(network), lower=Lower(network, self.ridge)),
             clients=dataset.partition(
                 partition,
                 clients=clients,

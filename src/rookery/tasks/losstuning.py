@@ -12,8 +12,7 @@ import numpy as np
 
 from rookery.data.federated import Clients
 from rookery.data.partitions import LongTail, Partition
-from rookery.problems.bilevel import Bilevel
-from rookery.tasks.base import Assembly, check_options, find_dataset, find_network
+from rookery.tasks.base import Assembly, Nested, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, on_test
 from rookery.tasks.models import Initial, Network, OfClasses, cross_entropy, squared_norm
 
@@ -43,7 +42,7 @@ class BalancedLoss(OfClasses):
 
 
 @dataclass(frozen=True)
-class LossTuning:
+class LossTuning(Nested):
     """A scale and a shift of each class's logit in the training loss, tuned for all classes to count alike.
 
     Class c keeps the first ceil(largest tail^(c / (C - 1))) of its training examples, at most what it has. The lower
@@ -67,7 +66,7 @@ class LossTuning:
 
     @property
     def rates(self) -> Mapping[str, float]:
-        return {"x": 0.1, "y": 0.5, "v": 0.3}
+        return self.nested_rates(x=0.1, y=0.5, v=0.3)
 
     @property
     def batch_size(self) -> int | None:
@@ -86,7 +85,7 @@ class LossTuning:
         )
         zeros = np.zeros(dataset.classes, np.float32)
         return Assembly(
-            problem=Bilevel(
+            problem=self.bilevel(
                 upper=BalancedLoss(network, balancing(federation, dataset.classes)),
                 lower=TunedLoss(network, self.ridge),
             ),

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.data.partitions import Partition
-from rookery.problems.bilevel import Bilevel
-from rookery.tasks.base import Assembly, check_options, find_dataset, find_network
+from rookery.tasks.base import Assembly, Nested, check_options, find_dataset, find_network
 from rookery.tasks.metrics import client_accuracies, label_mix, on_test, predict
 from rookery.tasks.models import Network, OfClasses, cross_entropy
 from rookery.vectors import Values, Vector
@@ -40,7 +39,7 @@ class JudgedLoss(OfClasses):
 
 
 @dataclass(frozen=True)
-class MetaLearn:
+class MetaLearn(Nested):
     """A starting point x from which every client adapts a network y_i of its own; y_i never leaves it.
 
     Client i's own lower level is its training loss with pull / 2 |y - x|^2; the upper level judges y_i on its
@@ -59,7 +58,7 @@ class MetaLearn:
 
     @property
     def rates(self) -> Mapping[str, float]:
-        return {"x": 0.3, "y": 0.2, "v": 0.2}
+        return self.nested_rates(x=0.3, y=0.2, v=0.2)
 
     @property
     def batch_size(self) -> int | None:
@@ -73,7 +72,7 @@ class MetaLearn:
         # Made here and not by the run, whose keys differ by client: every y_i starts at x.
         begin = network.init(jax.random.key(seed))
         return Assembly(
-            problem=Bilevel(upper=JudgedLoss(network), lower=AdaptedLoss(network, self.pull), lower_scope="local"),
+            problem=self.bilevel(upper=JudgedLoss(network), lower=AdaptedLoss(network, self.pull), lower_scope="local"),
             clients=federation,
             x=begin,
             y=begin,

@@ -10,9 +10,8 @@ import jax
 
 from rookery.data.partitions import Partition
 from rookery.problems.base import Problem
-from rookery.problems.bilevel import Bilevel
 from rookery.problems.kinds import Joint, Single
-from rookery.tasks.base import Assembly, check_options, find_dataset, find_network
+from rookery.tasks.base import Assembly, Nested, check_options, find_dataset, find_network
 from rookery.tasks.hyperrep import Lower, Upper
 from rookery.tasks.metrics import OnOwn
 from rookery.tasks.models import Classification, Network
@@ -21,7 +20,7 @@ FORMS = ("heads", "nested", "shared", "alone")
 
 
 @dataclass(frozen=True)
-class Personalised:
+class Personalised(Nested):
     """Personalised learning: a body that all clients share, under a head of each client's own.
 
     heads: one loss of both, min over x and all y_i of sum_i p_i f_i(x, y_i). nested: every head is what fits the
@@ -45,8 +44,9 @@ class Personalised:
 
     @property
     def rates(self) -> Mapping[str, float]:
-        one = {"x": 0.2}
-        return {"heads": one | {"y": 0.2}, "nested": one | {"y": 0.2, "v": 0.2}}.get(self.form, one)
+        if self.form == "nested":
+            return self.nested_rates(x=0.2, y=0.2, v=0.2)
+        return {"x": 0.2, "y": 0.2} if self.form == "heads" else {"x": 0.2}
 
     @property
     def batch_size(self) -> int | None:
@@ -79,5 +79,5 @@ class Personalised:
         if self.form == "heads":
             return Joint(Lower(network, self.ridge))
         if self.form == "nested":
-            return Bilevel(upper=Upper(network), lower=Lower(network, self.ridge), lower_scope="local")
+            return self.bilevel(upper=Upper(network), lower=Lower(network, self.ridge), lower_scope="local")
         return Single(Classification(network), scope="local" if self.form == "alone" else "shared")

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.data.partitions import Partition
-from rookery.problems.bilevel import Bilevel
-from rookery.tasks.base import Assembly, check_options, find_dataset, find_network
+from rookery.tasks.base import Assembly, Nested, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, OnOwn, on_test
 from rookery.tasks.models import Network, cross_entropy
 
@@ -42,7 +41,7 @@ class ValidationLoss:
 
 
 @dataclass(frozen=True)
-class Regularisation:
+class Regularisation(Nested):
     """A penalty exp(x_j) for every feature of a softmax regression, tuned on validation data.
 
     The lower level fits the regression y to training examples with these penalties, the upper judges it on validation
@@ -58,7 +57,7 @@ class Regularisation:
 
     @property
     def rates(self) -> Mapping[str, float]:
-        return {"x": 2.0, "y": 0.1, "v": 0.1}
+        return self.nested_rates(x=2.0, y=0.1, v=0.1)
 
     @property
     def batch_size(self) -> int | None:
@@ -69,7 +68,7 @@ class Regularisation:
         dataset = find_dataset(self.data, tuning)
         network, own = find_network("mlp", dataset, (), ("mlp",)), dataset.has_own_tests(partition)
         return Assembly(
-            problem=Bilevel(upper=ValidationLoss(network), lower=PenalisedLoss(network, self.penalty)),
+            problem=self.bilevel(upper=ValidationLoss(network), lower=PenalisedLoss(network, self.penalty)),
             clients=dataset.partition(partition, clients, seed, validation=self.validation, own_test=own),
             x=np.full(prod(dataset.shape), log(self.penalty), np.float32),
             y=network.init,

@@ -14,9 +14,8 @@ from rookery.data.federated import Clients, Split, federate
 from rookery.data.partitions import Partition
 from rookery.errors import unknown
 from rookery.metric import Metric
-from rookery.problems.bilevel import Bilevel
 from rookery.problems.kinds import Single
-from rookery.tasks.base import Assembly, check_options, find_dataset, find_network
+from rookery.tasks.base import Assembly, Nested, check_options, find_dataset, find_network
 from rookery.tasks.cleaning import CleanLoss, corrupt
 from rookery.tasks.metrics import OnOwn, auc
 from rookery.tasks.models import Classification, Network, OfClasses, cross_entropy, squared_norm
@@ -41,7 +40,7 @@ class TrustedLoss(OfClasses):
 
 
 @dataclass(frozen=True)
-class Trust:
+class Trust(Nested):
     """How much to trust each site and each of its records, where one site's labels are wrong.
 
     x_i = {site, record} is site i's own and never leaves it: a logit of the whole site and one of each record; y is a
@@ -67,7 +66,7 @@ class Trust:
 
     @property
     def rates(self) -> Mapping[str, float]:
-        return {"x": 300.0, "y": 0.5, "v": 0.5} if self.form == "nested" else {"x": 0.5}
+        return self.nested_rates(x=300.0, y=0.5, v=0.5) if self.form == "nested" else {"x": 0.5}
 
     @property
     def batch_size(self) -> int | None:
@@ -119,7 +118,7 @@ class Trust:
         level = sites.level("lower")
         rows = {name: level.rows[name] for name in ("row", "gain", "noisy")}
         return Assembly(
-            problem=Bilevel(upper=CleanLoss(network), lower=TrustedLoss(network, self.ridge), upper_scope="local"),
+            problem=self.bilevel(upper=CleanLoss(network), lower=TrustedLoss(network, self.ridge), upper_scope="local"),
             clients=sites,
             x={"site": np.zeros((), np.float32), "record": np.zeros(int(np.max(level.size)), np.float32)},
             y=network.init,

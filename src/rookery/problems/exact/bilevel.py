@@ -63,6 +63,8 @@ class QuadraticBilevel:
 
     With `lower_scope="local"` every client has its own lower level, and "local" is the right answer.
 
+    With the lower level as a penalty (`rk.Penalty`) the answer is `penalty_solution(lam)`, off x* by O(1/lam).
+
     With several examples per client, A_i is the mean of A over them, and a product such as E_i d_i the mean
     of E d.
 
@@ -206,6 +208,31 @@ class QuadraticBilevel:
         own_slope, _ = self._local_lower_map()
         slope, offset = self._shared_lower_map()
         return self._root(truncation(self._mean("A"), step, terms) @ own_slope, slope, offset)
+
+    def penalty_solution(self, lam) -> np.ndarray:
+        """The x at which the penalty form is at rest, with bar(A) + bar(E)/lam in the place of bar(A) in the adjoint.
+
+        Where sum p_i D_i = 0, with bars left out,
+
+            D.w = 0:   A w = B x + c, so that w = y*(x)
+            D.y = 0:   (A + E/lam) y = B x + c + Ed/lam = A w + Ed/lam, so that lam (w - y) = (A + E/lam)^-1 (E w - Ed)
+            D.x = 0:   R x - Re + B' lam (w - y) = 0,
+
+        which is the hypergradient with v = (A + E/lam)^-1 (E y* - Ed). As (A + sE)^-1 = A^-1 - s A^-1 E A^-1 + O(s^2)
+        with s = 1/lam, x is off by O(1/lam). Several lam are combined with the weights c that solve sum_k c_k = 1 and
+        sum_k c_k s_k^m = 0 for m = 1 .. K-1, which leave the terms from s^K on: for two, O(1/lam^2). With local lower
+        levels it is the same for every A_i and E_i.
+
+        Args:
+          lam: the penalty, a number, or several.
+        """
+        s = 1 / np.atleast_1d(np.asarray(lam, dtype=np.float64))
+        first = np.arange(len(s)) == 0
+        c = np.linalg.solve(np.vander(s, increasing=True).T, first.astype(np.float64))
+        local = self.lower_scope == "local"
+        A, B, E = (self._mean(key) if local else bar(self.weights, self._mean(key)) for key in "ABE")
+        adjoint = sum(c_k * np.linalg.solve(A + s_k * E, B) for c_k, s_k in zip(c, s))
+        return self._root(adjoint, *self._lower_map())
 
     def _mean(self, key) -> np.ndarray:
         return means(self.records, key)

@@ -1,0 +1,78 @@
+"""Step sizes that are measured where a run begins, in an exchange of their own that its ledger counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery.engines.base import Engine, PreparedRun, initial_carry
+from rookery.errors import InputError
+from rookery.federation.fields import RatesField, meanings
+from rookery.federation.keys import before_first_round_key
+from rookery.federation.ledger import Ledger
+from rookery.federation.measuring import curvature_of, step_sizes
+from rookery.federation.rates import Rates
+from rookery.problems.base import Problem
+from rookery.runs.result import RunState
+from rookery.vectors import Sequences
+
+
+def awaited_rates(method: Any, problem: Problem) -> tuple[tuple[str, ...], Any]:
+    """The sequences whose step sizes are to be measured, and the method with a number in the place of each."""
+    fields = meanings(type(method)) if dataclasses.is_dataclass(type(method)) else {}
+    field = fields.get("lr")
+    if not (isinstance(field, RatesField) and field.auto and isinstance(problem, Problem)):
+        return (), method
+    lr = method.lr if isinstance(method.lr, Rates) else Rates(method.lr)
+    if wrong := [rate for rate in lr.entries().values() if isinstance(rate, str) and rate != "auto"]:
+        raise InputError(f"lr: {wrong[0]!r} was given; a number, a schedule or 'auto' is needed")
+    names = lr.awaited(problem.names)
+    return names, with_rates(method, dict.fromkeys(names, 1.0), problem.names) if names else method
+
+
+def with_rates(method: Any, rates: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """The method with some of its step sizes set, one for each sequence."""
+    lr = method.lr if isinstance(method.lr, Rates) else Rates(method.lr)
+    return dataclasses.replace(method, lr=Rates(**{name: rates.get(name, lr[name]) for name in names}))
+
+
+def measured_run(
+    prepared: PreparedRun, names: tuple[str, ...], engine: Engine, ledger: Ledger, before: RunState | None
+) -> tuple[PreparedRun, Ledger]:
+    """A run with its step sizes measured, and its ledger with that exchange; where it goes on, as they were before."""
+    if before is not None:
+        if not before.rates or set(before.rates) != set(names):
+            raise InputError(f"state: it has no measured step sizes of {', '.join(names)}; give lr the numbers it had")
+        rates: dict[str, float] = {name: before.rates[name] for name in names}
+    else:
+        rates, ledger = _measure(prepared, engine, ledger, names)
+    config = prepared.config
+    held = {name: np.asarray(rate, config.dtype) for name, rate in rates.items()}
+    method = with_rates(prepared.inputs.method, held, config.problem.names)
+    return dataclasses.replace(prepared, inputs=prepared.inputs._replace(method=method), rates=rates), ledger
+
+
+def _measure(
+    prepared: PreparedRun, engine: Engine, ledger: Ledger, names: tuple[str, ...]
+) -> tuple[dict[str, float], Ledger]:
+    if getattr(engine, "elsewhere", False):
+        raise InputError(
+            "lr: 'auto' was given, and the clients are elsewhere, who measure nothing yet; give numbers, such as those "
+            "that result.rates has of a run on one machine"
+        )
+    # What is measured is a few numbers, once: channels are for the messages of the method.
+    config, carry = dataclasses.replace(prepared.config, up=None, down=None), prepared.carry
+    measuring = curvature_of(config.problem)
+    local: Sequences = carry.records.local
+    begun = jax.device_get(initial_carry(config, measuring, carry.state.z, local))
+    inputs = prepared.inputs._replace(method=measuring, key=before_first_round_key(prepared.inputs.key))
+    session = engine.open(dataclasses.replace(prepared, config=config, inputs=inputs, carry=begun), ledger)
+    done = session.advance(1)
+    if done.broken:
+        raise InputError("lr: 'auto' was given, and the directions are not finite where the run begins; give numbers")
+    found = step_sizes(session.carry.state, measuring)
+    return {name: found[name] for name in names}, session.ledger

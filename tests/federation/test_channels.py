@@ -1,0 +1,305 @@
+"""Channels: what stages do to one array, and the table of methods x channels."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rookery as rk
+from properties.checks import difference, flat, run
+from properties.table import bed
+from rookery.federation import channels as ch
+
+STAGES = [
+    rk.TopK(0.25),
+    rk.RandK(0.25),
+    rk.Quantise(8),
+    rk.Quantise(3, stochastic=True),
+    rk.Quantise(1, stochastic=True),
+    rk.Quantise(5, stochastic=True, block=7),
+    rk.Sign(),
+    rk.LowRank(2),
+    rk.CountSketch(0.5),
+    rk.CountSketch(0.5, rows=3),
+]
+
+
+def line(*stages):
+    return ch.make_channel("up", list(stages), ("x",))
+
+
+def through(stage, array, key):
+    packed, _ = ch.send(line(stage), array, {}, key)
+    return ch.receive(line(stage), packed, {})[0]
+
+
+@pytest.fixture(scope="module")
+def array():
+    return jax.random.normal(jax.random.key(3), (6, 9), jnp.float32)
+
+
+# One array.
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=str)
+def test_what_is_unpacked_is_like_what_was_packed(stage, array):
+    again = through(stage, array, jax.random.key(1))
+    assert again.shape == array.shape and again.dtype == array.dtype
+    assert jnp.all(jnp.isfinite(again))
+    assert not jnp.any(through(stage, jnp.zeros_like(array), jax.random.key(1)))
+
+
+@pytest.mark.parametrize(
+    "stage, size",
+    [
+        (rk.TopK(0.25), 14 * 4 + 14),  # a value of 4 bytes, and a place below 54 in one
+        (rk.RandK(0.25), 14 * 4 + 8),  # the key
+        (rk.Quantise(8), 54 + 4),
+        (rk.Quantise(3), math.ceil(54 * 3 / 8) + 4),
+        (rk.Quantise(5, block=7), math.ceil(54 * 5 / 8) + 8 * 4),
+        (rk.Sign(), 7 + 4),
+        (rk.LowRank(2), 2 * (6 + 9) * 4),
+        (rk.CountSketch(0.5, rows=3), 3 * 9 * 4 + 8),
+    ],
+    ids=str,
+)
+def test_bytes_are_those_that_travel(stage, size, array):
+    packed, _ = ch.send(line(stage), array, {}, jax.random.key(1))
+    assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(packed)) == size
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage.unbiased], ids=str)
+def test_unbiased_within_its_variance(stage, array):
+    keys = jax.random.split(jax.random.key(0), 4000)
+    found = jax.jit(jax.vmap(lambda key: through(stage, array, key)))(keys)
+    squares = jnp.sum(array**2)
+    omega = float(jnp.mean(jnp.sum((found - array) ** 2, axis=(1, 2))) / squares)
+    assert omega <= 1.05 * stage.variance(array.shape)
+    # The mean of N draws errs by omega / N, squared.
+    bias = float(jnp.sum((found.mean(axis=0) - array) ** 2) / squares)
+    assert bias <= 2 * max(omega, 1e-9) / len(keys)
+
+
+@pytest.mark.parametrize("stage", [rk.TopK(0.25), rk.Quantise(4), rk.Sign(), rk.LowRank(2)], ids=str)
+def test_biased_ones_contract(stage, array):
+    lost = through(stage, array, jax.random.key(1)) - array
+    assert jnp.sum(lost**2) < jnp.sum(array**2)
+
+
+def test_low_rank_is_near_the_best_of_its_rank():
+    matrix = jnp.outer(jnp.arange(1.0, 9), jnp.arange(1.0, 13)) + 0.01 * jax.random.normal(jax.random.key(0), (8, 12))
+    lost = jnp.linalg.norm(through(rk.LowRank(1), matrix, jax.random.key(1)) - matrix)
+    assert lost <= 1.01 * jnp.linalg.norm(jnp.linalg.svd(matrix)[1][1:])
+
+
+def test_stages_one_after_another(array):
+    """The second packs the values that the first kept."""
+    channel = line(rk.TopK(0.25), rk.Quantise(8))
+    packed, _ = ch.send(channel, array, {}, jax.random.key(1))
+    assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(packed)) == 14 + 14 + 4
+    kept = through(rk.TopK(0.25), array, jax.random.key(1))
+    again = ch.receive(channel, packed, {})[0]
+    assert jnp.max(jnp.abs(again - kept)) <= jnp.max(jnp.abs(array)) / 127
+    assert jnp.sum(again != 0) == 14
+
+
+def test_scalars_and_whole_numbers_travel_as_they_are():
+    message = {"a": jnp.float32(2), "n": jnp.arange(4), "x": jnp.ones(40)}
+    packed, _ = ch.send(line(rk.Sign()), message, {}, jax.random.key(0))
+    assert packed["a"] is message["a"] and packed["n"] is message["n"] and packed["x"] is not message["x"]
+
+
+def test_error_feedback_loses_nothing_in_the_long_run(array):
+    channel = ch.make_channel("up", rk.ErrorFeedback(rk.TopK(0.1)), ("x",))
+    kept, total = ch.initial_kept(channel, array), jnp.zeros_like(array)
+    for number in range(200):
+        packed, after = ch.send(channel, array, kept, jax.random.key(number))
+        value, _ = ch.receive(channel, packed, kept)
+        total, kept = total + value, after
+    np.testing.assert_allclose(total + kept["0"], 200 * array, rtol=2e-4)
+    assert jnp.max(jnp.abs(total / 200 - array)) < 0.2
+
+
+# Methods x channels.
+
+LR = rk.Rates(0.1)
+METHODS = {
+    "simfbo": ("E1", rk.SimFBO(lr=LR)),
+    "fedbioacc": ("E1", rk.FedBiOAcc(lr=LR, local_steps=2)),
+    "aggitd": ("E1", rk.AggITD(lr=LR, neumann_step=0.1, lower_rounds=2, lower_steps=2, upper_steps=2)),
+    "scaffold": ("E1a", rk.Scaffold(lr=LR, local_steps=2)),
+    "fedavg": ("E1a", rk.FedAvg(lr=LR, local_steps=2)),
+}
+CHANNELS = {
+    "topk+quantise": "topk:0.5+stochastic:4",
+    "error feedback": rk.ErrorFeedback(rk.RandK(0.5, scaled=False)),
+    "ef21": "ef21:topk:0.5",
+    "diana": rk.Diana(rk.RandK(0.5)),
+}
+
+
+# Some of the table always, the others in the long run.
+ALWAYS = {("simfbo", "ef21"), ("fedbioacc", "ef21"), ("scaffold", "error feedback"), ("fedavg", "diana")}
+PAIRS = [
+    pytest.param(name, channel, marks=() if (name, channel) in ALWAYS else pytest.mark.full)
+    for name in METHODS
+    for channel in CHANNELS
+]
+
+
+@pytest.mark.parametrize("name, channel", PAIRS)
+def test_engines_agree(name, channel):
+    problem, method = METHODS[name]
+    options = {"sampling": rk.Uniform(2), "batch_size": 2, "seed": 5, "rounds": 6}
+    options |= {"up": CHANNELS[channel], "down": rk.Quantise(8)}
+    compiled = run(bed(problem), method, **options)
+    eager = run(bed(problem), method, engine="eager", **options)
+    assert difference(compiled, eager) <= 1e-12
+    assert compiled.ledger == eager.ledger
+    for a, b in zip(compiled.state.leaves, eager.state.leaves):
+        np.testing.assert_allclose(a, b, atol=1e-12, rtol=0)
+    plain = run(bed(problem), method, **(options | {"up": (), "down": ()}))
+    assert difference(compiled, plain) > 1e-6
+    assert compiled.ledger.exchanges == plain.ledger.exchanges
+
+
+@pytest.mark.parametrize("engine", [rk.Local(at_once=2), rk.Mesh(), rk.Streamed(window=2000)], ids=str)
+def test_other_engines_agree(engine):
+    options = {"sampling": rk.Uniform(2), "batch_size": 2, "rounds": 6, "up": "ef21:topk:0.5+stochastic:4"}
+    method = METHODS["simfbo"][1]
+    results = [run(bed("E1"), method, engine=each, **options) for each in ("local", engine)]
+    assert difference(*results) <= 1e-12
+    assert results[0].ledger == results[1].ledger
+
+
+def error_of(**options):
+    exact = bed("E1")
+    result = run(exact, rk.SimFBO(lr=rk.Rates(0.05)), rounds=6000, **options)
+    return np.abs(flat(result.x) - exact.solution()).max()
+
+
+@pytest.mark.parametrize("channel", ["ef21:topk:0.3", "ef21:sign", "ef21:topk:0.3+quantise:4", "diana:randk:0.4"])
+def test_packed_differences_keep_the_fixed_point(channel):
+    """SimFBO with one local step and all clients: where replies come to rest, differences vanish."""
+    assert error_of(up=channel) <= 1e-9
+
+
+@pytest.mark.parametrize("channel", ["topk:0.3", "sign"])
+def test_biased_stages_alone_do_not(channel):
+    assert error_of(up=channel) > 1e-2
+
+
+def test_ledger_counts_what_travels():
+    """E1: x of 2 and y, v of 3 numbers, each of two leaves (1, 1), (2, 1), (2, 1): arrays of one number stay."""
+    exact = bed("E1")
+    options = {"rounds": 4, "precision": "float32"}
+    plain = run(exact, rk.SimFBO(lr=LR), **options)
+    packed = run(exact, rk.SimFBO(lr=LR), up=rk.Quantise(8), down=rk.Sign(), **options)
+    sizes = [np.size(leaf) for name in ("x", "y", "v") for leaf in jax.tree.leaves(plain.sequences[name])]
+    replies = 4 * exact.clients.population
+    assert plain.ledger.bytes_up == replies * 4 * sum(sizes)
+    assert packed.ledger.bytes_up == replies * sum(n + 4 if n > 1 else 4 for n in sizes)
+    assert packed.ledger.bytes_down == replies * sum(-(-n // 8) + 4 if n > 1 else 4 for n in sizes)
+
+
+def test_by_sequence():
+    exact = bed("E1")
+    shapes = lambda name: [np.size(leaf) for leaf in jax.tree.leaves(exact.start(leaves=2)[name])]
+    plain = run(exact, rk.SimFBO(lr=LR), rounds=2)
+    only_y = run(exact, rk.SimFBO(lr=LR), rounds=2, up=rk.Per(y=rk.TopK(0.01)))
+    saved = sum(8 * n - 9 for n in shapes("y") if n > 1)
+    assert plain.ledger.bytes_up - only_y.ledger.bytes_up == 2 * exact.clients.population * saved
+    assert difference(plain, run(exact, rk.SimFBO(lr=LR), rounds=2, up=rk.Per(default=()))) == 0
+
+
+@pytest.mark.parametrize("engine", ["local", "eager"])
+@pytest.mark.parametrize("channel", ["error-feedback:topk:0.5", "ef21:topk:0.5"])
+def test_goes_on_bit_for_bit(engine, channel):
+    options = {"sampling": rk.Uniform(2), "batch_size": 2, "up": channel, "engine": engine}
+    method = rk.FedBiOAcc(lr=LR, local_steps=2)
+    whole = run(bed("E1"), method, rounds=8, **options)
+    half = run(bed("E1"), method, rounds=4, **options)
+    again = run(bed("E1"), method, rounds=4, state=half.state, **options)
+    for a, b in zip(whole.state.leaves, again.state.leaves):
+        np.testing.assert_array_equal(a, b)
+    assert whole.ledger == again.ledger
+
+
+def test_other_channels_are_another_run(tmp_path):
+    exact, method = bed("E1"), rk.SimFBO(lr=LR)
+    start = exact.start()
+    options = {"precision": "float64", **start}
+    plan = rk.Checkpoints(tmp_path / "c", every=2)
+    rk.run(exact.problem, method, exact.clients, rounds=4, up="ef21:topk:0.5", checkpoints=plan, **options)
+    with pytest.raises(rk.InputError, match="another channels"):
+        rk.resume(tmp_path / "c", exact.problem, method, exact.clients, rounds=6, up="ef21:topk:0.9", **options)
+
+
+def test_an_absent_client_keeps_what_it_has():
+    exact = bed("E1")
+    options = {"sampling": rk.Uniform(1), "up": rk.ErrorFeedback(rk.TopK(0.01))}
+    result = run(exact, rk.SimFBO(lr=LR), rounds=1, **options)
+    records = result.state.leaves[-len(jax.tree.leaves(exact.start(leaves=2))) :]
+    moved = np.any([[np.any(row != 0) for row in leaf] for leaf in records if leaf.ndim > 1], axis=0)
+    assert moved.sum() == 1
+
+
+def test_a_sweep_over_channels():
+    exact = bed("E1")
+    table = rk.sweep(
+        exact.problem, rk.SimFBO(lr=LR), exact.clients, over={"up": ["none", "ef21:topk:0.5"], "seed": [0, 1]},
+        rounds=3, metrics=lambda z: {"x": jnp.sum(z.x)}, batch_size=2, **exact.start(),
+    )  # fmt: skip
+    assert table["bytes_up"][0] > table["bytes_up"][2]
+    one = rk.run(
+        exact.problem, rk.SimFBO(lr=LR), exact.clients, rounds=3, up="ef21:topk:0.5", seed=1, batch_size=2,
+        **exact.start(),
+    )  # fmt: skip
+    np.testing.assert_allclose(flat(table.results[3].x), flat(one.x), rtol=1e-6)
+
+
+# What a user gives.
+
+
+@pytest.mark.parametrize("stage", [*STAGES, rk.EF21(rk.TopK(0.1), rk.Quantise(4)), rk.Diana(rk.RandK(0.5))], ids=str)
+def test_a_text_says_the_same(stage):
+    assert ch.make_channel("up", str(stage), ("x",)) == ch.make_channel("up", stage, ("x",))
+
+
+def test_a_text_by_sequence():
+    given = rk.Per(rk.Sign(), x=rk.EF21(rk.TopK(0.5)), y=())
+    assert ch.make_channel("up", str(given), ("x", "y")) == ch.make_channel("up", given, ("x", "y"))
+
+
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda: rk.TopK(0), "TopK: a fraction of 0"),
+        (lambda: rk.Quantise(9), "Quantise: 9 bits"),
+        (lambda: rk.CountSketch(rows=2), "CountSketch: 2 rows"),
+        (lambda: rk.Diana(rk.TopK(0.1)), "Diana: topk:0.1 was given, which is biased"),
+        (lambda: rk.EF21(), "EF21: no stage"),
+        (lambda: ch.make_channel("up", "topq:0.1", ("x",)), "up: 'topq:0.1' was given"),
+        (lambda: ch.make_channel("up", "topk:much", ("x",)), "up: 'topk:much' was given"),
+        (lambda: ch.make_channel("up", rk.Per(z=rk.Sign()), ("x",)), "up: 'z'"),
+        (lambda: ch.make_channel("up", [rk.EF21(rk.Sign()), rk.Sign()], ("x",)), "up: ef21:sign was given beside"),
+        (lambda: ch.make_channel("down", rk.RandK(0.1), ("x",)), "down: a feedback or a random stage"),
+        (lambda: ch.make_channel("down", rk.Per(x=rk.Sign()), ("x",)), "down: rk.Per"),
+    ],
+)
+def test_bad_input_gets_one_sentence(make, said):
+    with pytest.raises(rk.InputError) as found:
+        make()
+    assert str(found.value).startswith(said)
+
+
+def test_error_feedback_keeps_control_variates_exact():
+    """The server adds up what they send, so nothing may be lost for good; packed differences lose it."""
+    exact, method = bed("E1"), rk.SimFBO(lr=rk.Rates(0.02), drift=rk.ControlVariates())
+    wrong = lambda up: np.abs(flat(run(exact, method, rounds=8000, up=up).x) - exact.solution()).max()
+    assert wrong("error-feedback:topk:0.5") <= 1e-9
+    assert wrong("ef21:topk:0.5") > 1e-3

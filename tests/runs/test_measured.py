@@ -1,0 +1,149 @@
+"""Step sizes that are measured: the closed forms of what is measured, and that runs with them solve and survive."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery.cli.forms import parse_method, parse_options
+from rookery.engines.local import Local
+from rookery.federation.ledger import Ledger
+from rookery.federation.measuring import BEYOND, WAIT, curvature_of
+from rookery.runs.prepare import precision_context, prepare
+from rookery.tasks.registry import TASKS
+
+BEDS = {
+    "bilevel": lambda seed: rk.exact.QuadraticBilevel.random(clients=3, dims=(2, 3), weights="random", seed=seed),
+    "own lower": lambda seed: rk.exact.QuadraticBilevel.random(clients=3, dims=(2, 3), seed=seed, local=True),
+    "compositional": lambda seed: rk.exact.LinearComposition.random(clients=3, dims=(2, 3, 2), seed=seed),
+    "minimax": lambda seed: rk.exact.QuadraticMinimax.random(clients=3, dims=(2, 3), seed=seed),
+    "single": lambda seed: rk.exact.QuadraticConsensus.random(clients=3, dims=3, weights="random", seed=seed),
+}
+
+
+def found(bed):
+    """The mean of the clients' curvatures."""
+    with precision_context("float64"):
+        options = {"sampling": rk.All(), "batch_size": None, "seed": 0, "precision": "float64"}
+        prepared = prepare(bed.problem, curvature_of(bed.problem), bed.clients, **bed.start(), **options)
+        session = Local().open(prepared, Ledger())
+        session.advance(1)
+        return {name: float(mean) for name, mean in session.carry.state.mean.items()}
+
+
+def largest(matrix):
+    return np.abs(np.linalg.eigvalsh(matrix)).max()
+
+
+def own(bed, name):
+    """A matrix of every client, the mean over its examples."""
+    return [np.mean(bed.clients.client(i)[name], axis=0) for i in range(bed.clients.population)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_own_curvatures_are_the_largest_eigenvalues(seed):
+    bed = BEDS["single"](seed)
+    matrices, weights = own(bed, "A"), np.asarray(bed.clients.weights)
+    expected = float(np.dot(weights / weights.sum(), [largest(matrix) for matrix in matrices]))
+    measured = found(bed)["x"]
+    assert 0.93 * expected < measured <= expected * (1 + 1e-12)
+    rates = rk.run(bed.problem, rk.FedAvg(lr="auto"), bed.clients, **bed.start(), rounds=1, precision="float64").rates
+    most = max(largest(matrix) for matrix in matrices)
+    assert 0.93 * expected < 1 / rates["x"] <= max(expected, 2**0.25 * most / BEYOND) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_outer_curvature_is_that_of_the_hypergradient(seed):
+    bed, expected = BEDS["own lower"](seed), []
+    for record in bed.records:  # its hypergradient at x = 0, with y and v its own, and how that changes with x
+        a, b, e, r = (np.mean(record[name], axis=0) for name in "ABER")
+        ed, re = (np.mean(np.einsum("kij,kj->ki", record[m], record[w]), axis=0) for m, w in ("Ed", "Re"))
+        y = np.linalg.solve(a, np.mean(record["c"], axis=0))
+        gradient = b.T @ np.linalg.solve(a, e @ y - ed) - re
+        j = np.linalg.solve(a, b)
+        expected.append(max(largest(r + j.T @ e @ j), np.abs(gradient).max()))
+    measured = found(bed)["x"] / np.mean(expected)
+    assert 3 * 0.93 < measured < WAIT * 1.03  # two sequences to go through, and what is late of their answer
+
+
+@pytest.mark.parametrize("kind", BEDS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rounds_with_measured_rates_are_contractions(kind, seed):
+    bed = BEDS[kind](seed)
+    rates = rk.run(bed.problem, rk.SimFBO(lr="auto"), bed.clients, **bed.start(), rounds=1, precision="float64").rates
+    for steps in (1, 5):
+        method = rk.SimFBO(lr=rk.Rates(**rates), local_steps=steps, drift=rk.ControlVariates())
+        assert rk.fixed_point(bed.problem, method, bed.clients, **bed.start()).radius < 0.999
+
+
+@pytest.mark.parametrize(
+    "kind, method",
+    [
+        ("bilevel", rk.SimFBO(lr="auto", local_steps=3, drift=rk.ControlVariates())),
+        ("bilevel", rk.FedBiO(lr=rk.Rates("auto", x=0.02))),
+        ("single", rk.FedAvg(lr="auto")),
+        ("single", rk.Scaffold(lr="auto", local_steps=4)),
+    ],
+    ids=lambda part: part if isinstance(part, str) else type(part).__name__,
+)
+def test_runs_reach_the_solution(kind, method):
+    bed = BEDS[kind](1)
+    result = rk.run(bed.problem, method, bed.clients, **bed.start(), rounds=2500, precision="float64")
+    assert np.abs(result.x - bed.solution()).max() < 1e-8
+    assert result.ledger.exchanges == 2501 and result.ledger.exchanges_of["look"] == 1
+    assert ("x" in result.rates) == (method.lr == "auto") and all(rate > 0 for rate in result.rates.values())
+
+
+def test_every_engine_and_a_sweep_measure_the_same():
+    bed = BEDS["single"](0)
+    given = {"clients": bed.clients, "rounds": 3, "precision": "float64", "sampling": rk.Uniform(2), **bed.start()}
+    results = {e: rk.run(bed.problem, rk.Scaffold(lr="auto"), engine=e, **given) for e in ("local", "eager")}
+    results["sweep"] = rk.sweep(bed.problem, rk.Scaffold(lr="auto"), over={"seed": [0, 1]}, **given).results[0]
+    for result in results.values():
+        assert result.rates == pytest.approx(results["local"].rates, rel=1e-12)
+        assert np.abs(result.x - results["local"].x).max() < 1e-12
+        assert result.ledger.row() == results["local"].ledger.row()
+    assert "step sizes, measured: x" in repr(results["local"])
+
+
+def test_a_run_goes_on_with_the_rates_it_had(tmp_path):
+    bed = BEDS["bilevel"](0)
+    given = {"sampling": rk.Uniform(2), "batch_size": 1, **bed.start()}
+    method = rk.SimFBO(lr="auto")
+    whole = rk.run(bed.problem, method, bed.clients, rounds=8, **given)
+    rk.run(bed.problem, method, bed.clients, rounds=4, checkpoints=rk.Checkpoints(tmp_path / "c", every=2), **given)
+    went_on = rk.resume(tmp_path / "c", bed.problem, method, bed.clients, rounds=8, **given)
+    first = rk.run(bed.problem, method, bed.clients, rounds=4, **given)
+    saved = rk.Result.load(first.save(tmp_path / "r"))
+    again = rk.run(bed.problem, method, bed.clients, rounds=4, state=saved.state, **given)
+    for result in (went_on, again):
+        assert np.array_equal(result.x, whole.x) and result.rates == whole.rates
+        assert result.ledger.exchanges == whole.ledger.exchanges == 9
+    with pytest.raises(rk.InputError, match="is of a run with another method"):
+        rk.resume(tmp_path / "c", bed.problem, rk.SimFBO(lr=rk.Rates(0.1)), bed.clients, rounds=8, **given)
+    numbers = rk.run(bed.problem, rk.SimFBO(lr=rk.Rates(0.1)), bed.clients, rounds=4, **given)
+    with pytest.raises(rk.InputError, match="no measured step sizes of x, y, v"):
+        rk.run(bed.problem, method, bed.clients, rounds=4, state=numbers.state, **given)
+
+
+def test_what_cannot_be_measured_is_refused():
+    bed, one = BEDS["bilevel"](0), BEDS["single"](0)
+    with pytest.raises(rk.InputError, match=r"lr.default: 'auto' was given where nothing measures it"):
+        rk.run(one.problem, rk.FedProx(lr="auto", mu=1.0), one.clients, **one.start(), rounds=1)
+    with pytest.raises(rk.InputError, match="'auto' was given where nothing measures it"):
+        rk.fixed_point(bed.problem, rk.SimFBO(lr="auto"), bed.clients, **bed.start())
+    with pytest.raises(rk.InputError, match="lr: 'fast' was given; a number, a schedule or 'auto' is needed"):
+        rk.run(bed.problem, rk.SimFBO(lr="fast"), bed.clients, **bed.start(), rounds=1)
+    clients = rk.federate([{"a": np.ones(2)}])
+    with pytest.raises(rk.InputError, match="the direction of x does not change along x where the run begins"):
+        rk.run(rk.Single(lambda x, e: x * e["a"]), rk.FedAvg(lr="auto"), clients, x=1.0, rounds=1)
+
+
+def test_the_shell_gives_the_word():
+    task = TASKS["hyperrep"]()
+    assert parse_method("simfbo:lr=auto,local-steps=5", task)[1].lr.entries() == dict.fromkeys("xyv", "auto")
+    assert parse_method("simfbo:lr.x=auto", task)[1].lr.entries() == {"x": "auto", "y": 0.2, "v": 0.2}
+    row = rk.algorithms.registry.find_method("simfbo")
+    parsed = parse_options("hyperrep", TASKS["hyperrep"], row, ["--method.lr", "auto", "--rounds", "2"])
+    assert parsed.method.lr["v"] == "auto" and parsed.run.rounds == 2
