@@ -200,6 +200,7 @@ MODULES = [
     "rookery.federation.rates",
     "rookery.federation.server_optimiser",
     "rookery.problems.exact.bilevel",
+    "rookery.problems.penalty",
 ]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import rookery as rk
 from properties.checks import difference, flat
+from references_gossip import REFERENCES
 from rookery.problems.exact import LinearComposition, QuadraticBilevel, QuadraticMinimax
 
 N = 6
@@ -63,6 +64,43 @@ def stacked(matrices):
     whole = np.zeros((n, rows, n, columns))
     whole[np.arange(n), :, np.arange(n), :] = matrices
     return whole.reshape(n * rows, n * columns)
+
+
+THETA = rk.Rates(x=0.2, y=1.0, v=0.7)
+SETTINGS = {
+    "gossip, first": (rk.Gossip, {"steps": 1, "adapt": "first", "theta": 1.0}),
+    "gossip, last, momentum": (
+        rk.Gossip,
+        {"steps": 3, "adapt": "last", "theta": np.repeat([0.2, 1.0, 0.7], [2, 3, 3])},
+    ),
+    "gossip, first, momentum": (
+        rk.Gossip,
+        {"steps": 2, "adapt": "first", "theta": np.repeat([0.2, 1.0, 0.7], [2, 3, 3])},
+    ),
+    "gossiptracking": (rk.GossipTracking, {}),
+    "gbdsbo": (rk.GBDSBO, {"lam": 0.15, "terms": 4, "beta": 0.3}),
+}
+NAMES = {"steps": "local_steps", "lam": "neumann_step", "terms": "neumann_terms", "beta": "averaging"}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_trajectory_is_the_reference(name):
+    """Seven rounds on a ring, clients with different weights, against plain numpy."""
+    method, options = SETTINGS[name]
+    means_of, share = means()
+    own = {key: np.stack([each[key] for each in means_of]) for key in ("A", "B", "c", "R", "Re", "E", "Ed")}
+    M, k = fields()
+    own |= {"M": M / share[:, None, None], "k": k / share[:, None], "share": share}
+    given = {NAMES.get(key, key): value for key, value in options.items() if key != "theta"}
+    if isinstance(options.get("theta"), np.ndarray):
+        given["momentum"] = THETA
+    result = run(method(lr=rk.Rates(0.05), mixing=rk.Ring(), **given), rounds=7)
+    start = [flat(E1.start(leaves=2)[part]) + 0.3 for part in ("x", "y")] + [np.zeros(3)]
+    reference = REFERENCES[name.partition(",")[0]]
+    W = rk.Mixing(rk.Ring()).matrix(N)
+    mean = reference(own, W, np.tile(np.concatenate(start), (N, 1)), 7, 0.05, **options).mean(axis=0)
+    found = np.concatenate([flat(result.sequences[part]) for part in ("x", "y", "v")])
+    np.testing.assert_allclose(found[: len(mean)], mean, atol=1e-13, rtol=0)
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -6,6 +6,7 @@ import pytest
 
 import references
 import references_family  # noqa: F401  adds its settings
+import references_gossip
 import references_nested
 from references_nested import LISTENED, REFERENCES, SETTINGS, label, samples_are_as_said
 from rookery.algorithms.registry import METHODS
@@ -13,7 +14,7 @@ from rookery.algorithms.registry import METHODS
 
 def test_every_method_has_a_reference():
     assert {setting.method for setting in SETTINGS} == set(REFERENCES)
-    assert set(REFERENCES) | set(references.REFERENCES) == set(METHODS)
+    assert set(REFERENCES) | set(references.REFERENCES) | set(references_gossip.REFERENCES) == set(METHODS)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=label)
