@@ -25,6 +25,7 @@ from rookery.runs.table import Table
 AXES: dict[str, tuple[Callable[[Table], np.ndarray], float]] = {
     "exchanges": (lambda history: history["exchanges"], 1),
     "megabytes": (lambda history: history["bytes_up"] + history["bytes_down"], 1e6),
+    "megabytes up": (lambda history: history["bytes_up"], 1e6),
     "gradients": (lambda history: history["gradients"], 1),
     "seconds": (lambda history: history["seconds"], 1),
     "round": (lambda history: history["round"], 1),

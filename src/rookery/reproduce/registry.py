@@ -10,6 +10,7 @@ from rookery.errors import InputError, unknown
 from rookery.reproduce import aggitd_figures, fedvra, simfbo
 from rookery.reproduce.aggitd import TABLE2
 from rookery.reproduce.aggitd_readings import READINGS_STUDY
+from rookery.reproduce.bytes import BYTES
 from rookery.reproduce.execute import run_study
 from rookery.reproduce.fedbio import RATES
 from rookery.reproduce.fedbio_tasks import TASKS
@@ -47,6 +48,7 @@ _ALL = (
     FLAMBY,
     THEORY,
     GOSSIP,
+    BYTES,
 )
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 
