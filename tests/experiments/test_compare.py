@@ -66,6 +66,15 @@ def test_a_probe_measures_a_round_that_is_not_the_first(tmp_path):
     assert probe(FEDBIOACC).gradients == first["gradients"][3] - first["gradients"][2] != first["gradients"][1]
 
 
+def test_measured_rates_are_compared_and_not_tuned():
+    auto = of(rk.SimFBO(lr=rk.Rates("auto")))
+    assert probe(auto) == probe(SIMFBO)  # of a round: the measuring comes before it
+    rows = rk.compare(HyperRep(hidden=4), {"auto": auto.method}, exchanges=4, seeds=1, progress=False).table().rows
+    assert rows[0]["method"] == "auto"
+    with pytest.raises(rk.InputError, match="tune: SimFBO has rates that are no numbers"):
+        tune(auto, 1000)
+
+
 def test_candidates_scale_the_rates():
     grid = Grid.of(SIMFBO.method)
     places = grid.places()

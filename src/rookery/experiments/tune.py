@@ -58,16 +58,17 @@ def probe(experiment: Subject, tuning: bool = False) -> Cost:
 
 
 def _still(method: Any) -> Any:
-    """A method with rates so small that it cannot diverge, where they are numbers."""
+    """A method with rates so small that it cannot diverge, where they are numbers or to be measured."""
     given = getattr(method, "lr", None)
     lr = given if isinstance(given, Rates) else Rates(given)
-    if given is None or not _are_numbers(lr):
+    small = lr.map(lambda rate: 1e-6 if isinstance(rate, str) else rate)
+    if given is None or not _are_numbers(small):
         return method
-    return dataclasses.replace(method, lr=lr.map(lambda rate: min(float(rate), 1e-6)))
+    return dataclasses.replace(method, lr=small.map(lambda rate: min(float(rate), 1e-6)))
 
 
 def _are_numbers(lr: Rates) -> bool:
-    return all(np.isscalar(rate) and not callable(rate) for rate in lr.entries().values())
+    return all(np.isscalar(rate) and not isinstance(rate, str) for rate in lr.entries().values())
 
 
 @dataclass(frozen=True)
