@@ -33,8 +33,12 @@ test: setup
 test-full: setup
 	XLA_FLAGS="$$($(BIN)/python tests/xla_flags.py)" $(BIN)/python -m pytest -n 2 --dist loadfile
 
+# The last one has environments of its own, which `python -m benchmarks.peers --setup` makes; without them it is ours alone.
 bench: setup
 	$(BIN)/python -m benchmarks.bench
+	$(BIN)/python -m benchmarks.population
+	$(BIN)/python -m benchmarks.mesh
+	$(BIN)/python -m benchmarks.peers
 
 lint: setup
 	$(BIN)/ruff check .

@@ -116,6 +116,11 @@ def by_torch(steps: int) -> Callable[[int], Any]:
     return lambda rounds: end(torch_loop.run(data, z, rounds, steps, hand.ETA, hand.GAMMA))
 
 
+def longer() -> int:
+    """How many times as many rounds a turn has: on an accelerator they are short, and a call costs milliseconds."""
+    return 1 if jax.default_backend() == "cpu" else 20
+
+
 def take_turns(contenders: dict[str, Callable[[int], Any]], rounds: int, turns: int) -> dict[str, float]:
     """Best ms per round of each; the first turn warms up."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -169,15 +174,15 @@ def measure_nested(name: str, turns: int, clients: rk.Clients) -> dict[str, floa
         contenders["PyTorch loop"] = lambda rounds: float(
             baseline_nested_torch.run(name, data, z, rounds)[0][0].detach().sum()
         )
-    return take_turns(contenders, 20, turns)
+    return take_turns(contenders, 20 * longer(), turns)
 
 
 def every_method() -> dict[str, Any]:
     """One setting of every method for shared lower levels; those of one level learn the same network as a whole, those
-    that need all clients with all 100."""
+    that need all clients with all 100. GBDSBO's matrices would take more than there is."""
     methods = {}
     for name, row in METHODS.items():
-        if "shared" in row.method.scopes:
+        if "shared" in row.method.scopes and name != "gbdsbo":
             methods[name] = NESTED.get(name) or row.method(lr=rk.Rates(0.01))
     lr = rk.Rates(0.01)
     methods["simfbo, control variates"] = rk.SimFBO(lr, drift=rk.ControlVariates())
@@ -196,7 +201,7 @@ def measure(steps: int, turns: int, clients: rk.Clients) -> dict[str, float]:
     }
     if torch_loop.available():
         contenders["PyTorch loop"] = by_torch(steps)
-    return take_turns(contenders, max(3, 60 // steps), turns)
+    return take_turns(contenders, max(3, 60 // steps) * longer(), turns)
 
 
 def compile_times(methods: dict[str, Any], clients: rk.Clients) -> dict[str, float]:
@@ -226,7 +231,7 @@ def main() -> None:
             for name, ms in times.items():
                 print(f"  {name:26s} {ms:9.3f} {times['rookery'] / ms:8.2f}x")
             best = min(times["by hand, map"], times["by hand, vmap"])
-            print(f"  ours / by hand {times['rookery'] / best:.2f} (goal: at most 1.15)")
+            print(f"  ours / by hand {times['rookery'] / best:.2f} (goal: at most 1.10)")
             print(f"  ours / floor {times['rookery'] / floors['peak_ms']:.2f} (goal: at most 2)")
             if "PyTorch loop" in times:
                 ratio = times["PyTorch loop"] / times["rookery"]
@@ -242,7 +247,7 @@ def main() -> None:
                 print(f"  {contender:26s} {ms:9.3f} {times['rookery'] / ms:8.2f}x")
             best = min(times["by hand, map"], times["by hand, vmap"])
             own = min(times["rookery"], times["rookery, side by side"])
-            print(f"  ours / by hand {own / best:.2f}, each in its faster form (goal: at most 1.15)")
+            print(f"  ours / by hand {own / best:.2f}, each in its faster form (goal: at most 1.10)")
         print("\nevery method, one local step: ms per round")
         contenders = {name: ours(method, clients, rk.Local()) for name, method in every_method().items()}
         for name, ms in take_turns(contenders, 10, options.turns).items():

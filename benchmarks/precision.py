@@ -51,7 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
     asked = parser.parse_args()
-    print(f"{jax.devices()[0].device_kind}\n\n| | products | ms a round | over float32 | accuracy, % |\n|---|---|---|---|---|")
+    print(f"{jax.devices()[0].device_kind}\n")
+    print("| | products | ms a round | over float32 | accuracy, % |\n|---|---|---|---|---|")
     for name, setting in TASKS.items():
         found = {form: [measure(*setting, form, seed) for seed in range(asked.seeds)] for form in FORMS}
         times = {form: min(ms for ms, _ in runs) for form, runs in found.items()}

@@ -9,6 +9,7 @@ import pytest
 import rookery as rk
 from properties.checks import difference, flat, run
 from properties.table import bed
+from rookery.engines.local import Program
 from rookery.federation.method import first_round
 
 ENGINES = [rk.Local(), rk.Local(at_once=2), rk.Local(at_once=3), rk.Streamed(window=2000), rk.Eager()]
@@ -264,3 +265,48 @@ def test_oracle_calls_inside_loops_and_branches_are_counted(batch_size):
     assert result.ledger.oracles["gradients"] == 8 * 3 * sum(calls)
     per_call = [2 * size if batch_size is None else 2 * batch_size for size in bed("E1").clients.sizes]
     assert result.ledger.samples == 8 * sum(n * size for n, size in zip(calls, per_call))
+
+
+class Watched:
+    """The rule of `Program.places`, with what it was asked and said."""
+
+    def __init__(self, monkeypatch):
+        self.said = []
+        rule = Program.places
+
+        def places(program, slots, loops, reply):
+            found = rule(program, slots, loops, reply)
+            self.said.append((slots, loops, found))
+            return found
+
+        monkeypatch.setattr(Program, "places", places)
+
+
+def test_on_a_cpu_clients_are_side_by_side_where_points_stay_together(monkeypatch):
+    """FedNest's products are of a point that all were sent; its lower steps take clients' points apart."""
+    watched = Watched(monkeypatch)
+    exact = rk.exact.QuadraticBilevel.random(clients=5, dims=(2, 3), seed=3)
+    method = rk.FedNest(lr=rk.Rates(0.021), lower_steps=3, upper_steps=1)
+    options = {"rounds": 3, "precision": "float64", **exact.start()}
+    ours = rk.run(exact.problem, method, exact.clients, **options)
+    assert {(loops, found) for _, loops, found in watched.said} == {(True, 1), (False, 5)}
+    for engine in (rk.Local(at_once=1), rk.Eager()):
+        other = rk.run(exact.problem, method, exact.clients, engine=engine, **options)
+        assert np.abs(ours.x - other.x).max() <= 1e-14 and ours.ledger == other.ledger
+
+
+@pytest.mark.parametrize(
+    "at_once, slots, loops, numbers, found",
+    [
+        (None, 10, True, 1, 1),
+        (None, 10, False, 1, 10),
+        (None, 17, False, 1, 9),  # two blocks of nine, and not sixteen and one
+        (None, 100, False, 2**18, 1),  # a reply of 1 MiB
+        (None, 100, False, 2**16, 4),
+        (4, 10, True, 1, 4),
+        (4, 3, False, 2**20, 3),
+    ],
+)
+def test_how_many_are_side_by_side(at_once, slots, loops, numbers, found):
+    program = Program(None, at_once)  # type: ignore[arg-type]
+    assert program.places(slots, loops, np.zeros(numbers, np.float32)) == found

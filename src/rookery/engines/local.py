@@ -18,7 +18,7 @@ from rookery.engines.base import Advance, Carry, Inputs, PreparedRun, non_finite
 from rookery.errors import InputError
 from rookery.federation import counts
 from rookery.federation.channels import map_vectors, pack_vector, unpack_vectors
-from rookery.federation.client import Call, ProgramConfig, Record, answer, received
+from rookery.federation.client import Call, ProgramConfig, Record, Traits, answer, received
 from rookery.federation.cohort import Cohort
 from rookery.federation.delivered import Audience, Delivered
 from rookery.federation.evaluation import TEST, ClientMetrics, evaluate_all
@@ -31,6 +31,7 @@ from rookery.federation.scaled import summands
 from rookery.federation.steps import check_count
 from rookery.vectors import Vector, row
 
+MOST, CACHED = 16, 2**20  # clients side by side on a CPU, and bytes of their replies, which are held until added up
 RARELY = 50  # times as long as a copy of the carry takes, at least, until it is copied again
 
 
@@ -39,8 +40,9 @@ class Local:
     """Runs everything on this machine as one compiled program.
 
     Args:
-      at_once: how many clients of a cohort are computed side by side (`vmap`); the rest follow in a loop. None: one
-        by one on a CPU, which is faster there, and all at once on an accelerator.
+      at_once: how many clients of a cohort are computed side by side (`vmap`); the rest follow in a loop. None: all
+        at once on an accelerator; on a CPU, as is faster there, one by one where a phase takes local steps, with which
+        clients' points come apart, and else as many as have replies of 1 MiB together, up to 16.
     """
 
     at_once: int | None = None
@@ -52,7 +54,7 @@ class Local:
         """The program that runs a prepared."""
         if self.at_once is not None:
             check_count("at_once", self.at_once)
-        default = 1 if jax.default_backend() == "cpu" else prepared.config.population
+        default = None if jax.default_backend() == "cpu" else prepared.config.population
         return Program(prepared.config, self.at_once or default)
 
 
@@ -65,7 +67,7 @@ class Program:
     """
 
     config: ProgramConfig
-    at_once: int
+    at_once: int | None  # clients side by side; None: as suits the phase, on a CPU
     axis: str | None = None  # that of devices, if there are several
     ordered: bool = False  # whether sums over devices are in the order of clients
 
@@ -91,6 +93,14 @@ class Program:
         members = self.members(inputs, key, carry.state.round)
         state = inputs.method.start(carry.state, CompiledCohort(trace, members, inputs.sampling.always_full))
         return Carry(state, trace.records), trace.tally.totals()
+
+    def places(self, slots: int, loops: bool, reply: Any) -> int:
+        """How many of so many slots are computed side by side, of a phase that loops or does not and replies so."""
+        if self.at_once is not None:
+            return min(self.at_once, slots)
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(reply))
+        most = 1 if loops else max(1, min(MOST, CACHED // max(size, 1)))
+        return -(-slots // -(-slots // most))  # in blocks that are as even as can be
 
     def members(self, inputs: Inputs, key: jax.Array, round: Any) -> Members:
         return inputs.sampling.at(round).members(sampling_key(key), self.config.population, self.config.dtype)
@@ -344,15 +354,15 @@ class CompiledCohort(Cohort):
         trace, members = self._trace, self.members
         config, inputs = trace.program.config, trace.inputs
         key = exchange_key(trace.key, self._tick())
-        touched, reply = False, None
+        traits, reply = Traits(changes=False, loops=False), None
         told = unpack_vectors(config.down, map_vectors(partial(pack_vector, config.down), message))
 
         def one(record: Record, index: Any, weight: Any, probability: Any, times: Any, own: tuple) -> tuple:
             """What the client of one slot answers: what its reply adds, its new record, its oracle calls."""
-            nonlocal touched, reply
+            nonlocal traits, reply
             call = Call(index, weight, probability, times, trace.round, trace.first, trace.key, key)
             examples = shard(inputs.levels, inputs.place(index))
-            result, touched = answer(config, inputs.method, phase, update, examples, call, record, (*told, *own))
+            result, traits = answer(config, inputs.method, phase, update, examples, call, record, (*told, *own))
             reply = result.reply
             value, _ = received(config, phase, reply, record.channels)
             return summands(value), result.record, result.oracles
@@ -378,9 +388,9 @@ class CompiledCohort(Cohort):
         sums = _Sums(
             total=_zeros(share),
             oracles=counts.zeros(len(ORACLES)),
-            changed=(_zeros(records), trace.finite) if touched else None,
+            changed=(_zeros(records), trace.finite) if traits.changes else None,
         )
-        at_once = min(trace.program.at_once, mine.index.shape[0])
+        at_once = trace.program.places(mine.index.shape[0], traits.loops, terms)
         sums = _over_slots(one, slots, factors, mine, at_once, sums, full, ordered)
         sums = _over_devices(sums, trace.program.axis, here.slot if ordered else None)
         if sums.changed is not None:

@@ -23,7 +23,7 @@ from rookery.federation.steps import Epochs, SingleStep, Steps, draw_steps
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
 
-__all__ = ["Answer", "Call", "Client", "ProgramConfig", "Record", "Sample", "answer", "received"]
+__all__ = ["Answer", "Call", "Client", "ProgramConfig", "Record", "Sample", "Traits", "answer", "received"]
 
 
 class Call(NamedTuple):
@@ -57,6 +57,13 @@ class Answer(NamedTuple):
     oracles: jax.Array
 
 
+class Traits(NamedTuple):
+    """What is known of a phase once it is traced: whether it may change the client's record, and whether it loops."""
+
+    changes: bool
+    loops: bool
+
+
 class Client(Oracles):
     """One client in one exchange. Phases use it and nothing else to reach data and state."""
 
@@ -64,6 +71,7 @@ class Client(Oracles):
         super().__init__(config, shard, config.problem.at(call.round))
         self._call = call
         self._record = record
+        self._loops = False  # whether it has come to a loop
         self.key = client_key(call.exchange_key, call.index)
 
     @property
@@ -173,6 +181,7 @@ class Client(Oracles):
         fresh, steps = loop_key(key), jnp.asarray(self.steps(work), jnp.int32)
         passes = self._passes() if isinstance(work, Epochs) else None
         around, meter = self._stretch, Meter()
+        self._loops |= not isinstance(work, SingleStep)
 
         def one(k: Any, carry: Any, place: Place | None) -> tuple[Any, jax.Array]:
             """One step, and what loops and branches inside of it cost."""
@@ -243,8 +252,8 @@ def answer(
     call: Call,
     record: Record,
     message: tuple,
-) -> tuple[Answer, bool]:
-    """Runs a phase at a client; every engine goes through here. Also says whether the client's record may change."""
+) -> tuple[Answer, Traits]:
+    """Runs a phase at a client; every engine goes through here."""
     client = Client(config, shard, call, record)
     reply = find_phase(program, phase)(client, *message)
     if update:
@@ -264,7 +273,7 @@ def answer(
         reply, kept = send(config.up, reply, kept, channel_key(client.key))
         if record.channels:
             new, changed = new._replace(channels={**record.channels, phase: kept}), True
-    return Answer(reply, new, client._cost(client._stretch.meter)), changed
+    return Answer(reply, new, client._cost(client._stretch.meter)), Traits(changed, client._loops)
 
 
 def received(config: ProgramConfig, phase: str, reply: Any, channels: Any) -> tuple[Any, Any]:
