@@ -264,6 +264,13 @@ class LowRank(Stage):
         return (jnp.asarray(arrays["left"]) @ jnp.asarray(arrays["right"]).T).reshape(shape)
 
 
+def hashed(key: jax.Array, rows: int, columns: int, size: int) -> tuple[jax.Array, jax.Array]:
+    """A count sketch's draws, of every row and each of `size` entries: its cell among `columns`, and 1 where it is
+    turned around."""
+    drawn = jax.random.bits(key, (rows, size), jnp.uint32)
+    return ((drawn >> 1) % jnp.uint32(columns)).astype(jnp.int32), drawn & 1
+
+
 @dataclasses.dataclass(frozen=True)
 class CountSketch(Stage):
     """Every entry with a random sign added into a random cell of each row of a small table, and read back as the median
@@ -293,8 +300,7 @@ class CountSketch(Stage):
 
     def _hashed(self, key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
         """Of every row and entry the cell, and whether it is turned around."""
-        drawn = jax.random.bits(key, (self.rows, size), jnp.uint32)
-        return ((drawn >> 1) % jnp.uint32(self._columns(size))).astype(jnp.int32), drawn & 1
+        return hashed(key, self.rows, self._columns(size), size)
 
     def pack(self, array: jax.Array, key: jax.Array) -> Arrays:
         flat = array.reshape(-1)
