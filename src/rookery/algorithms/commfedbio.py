@@ -64,7 +64,7 @@ class CommFedBiO:
     Exchanges per round: N + T + 1 ("sketched": N + 2). Floats up per client: (N + T) dim y, dim x ("sketched":
     N dim y, 2 r1 (r1 + 1), dim x), before the channel. "sketched" takes r1 Hessian products a round and client.
     Exactness: "iterative": exact at 1 lower step, O(eta) at more; v goes on from the round before, so any T will do. A
-    channel `channel(fraction)` leaves an error in proportion to eta_v. "sketched": biased, unless no two entries of y
+    channel `channel(fraction)` leaves an error that falls with eta_v. "sketched": biased, unless no two entries of y
     share a cell; it shrinks as r1 grows.
     Deviations from the paper: compression is the run's (`up=rk.CommFedBiO.channel(0.1)`), not the method's; what else had
     to be chosen is in docs/compression.md.
