@@ -66,8 +66,8 @@ class CommFedBiO:
     Exactness: "iterative": exact at 1 lower step, O(eta) at more; v goes on from the round before, so any T will do. A
     channel `channel(fraction)` leaves an error that falls with eta_v. "sketched": biased, unless no two entries of y
     share a cell; it shrinks as r1 grows.
-    Deviations from the paper: compression is the run's (`up=rk.CommFedBiO.channel(0.1)`), not the method's; what else had
-    to be chosen is in docs/compression.md.
+    Deviations from the paper: compression is the run's (`up=rk.CommFedBiO.channel(0.1)`), not the method's; what else
+    had to be chosen is in docs/compression.md.
 
     Reference: Li, Pei and Huang, Communication-Efficient Robust Federated Learning with Noisy Labels, KDD 2022.
     """
