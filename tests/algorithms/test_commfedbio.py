@@ -144,8 +144,8 @@ def test_the_hypergradient_error_shrinks_with_the_sketch():
 def test_clients_and_the_server_have_the_same_sketches():
     """Those of a count sketch as a channel draws them, by the round's key, which is two numbers on its way."""
     key = jax.random.key(4)
-    cells, turned = hashed(key, 1, 7, 50)
-    assert cells.shape == turned.shape == (1, 50) and int(cells.max()) == 6 and set(np.ravel(turned)) == {0, 1}
+    cells, turned = hashed(key, (50,), 7)
+    assert cells.shape == turned.shape == (50,) and int(cells.max()) == 6 and set(np.ravel(turned)) == {0, 1}
     down = [parcel for parcel in sketched(4).ledger.parcels if (parcel.phase, parcel.way) == ("sketches", "down")]
     assert sorted(parcel.floats for parcel in down) == [2, 10]  # and the new y
     assert difference(sketched(4, 1), sketched(4, 1)) == 0 < difference(sketched(4, 1), sketched(4, 2))

@@ -27,8 +27,8 @@ class Sketch(NamedTuple):
     @classmethod
     def draw(cls, key: jax.Array, rows: int, like: jax.Array) -> Sketch:
         """One of r = `rows` cells, for the entries of a flat array."""
-        cells, turned = hashed(key, 1, rows, like.size)
-        return cls(cells[0], jnp.where(turned[0] == 1, -1, 1).astype(like.dtype))
+        cells, turned = hashed(key, like.shape, rows)
+        return cls(cells, jnp.where(turned == 1, -1, 1).astype(like.dtype))
 
     def pack(self, flat: jax.Array, rows: int) -> jax.Array:
         """S u."""

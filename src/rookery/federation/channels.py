@@ -264,10 +264,9 @@ class LowRank(Stage):
         return (jnp.asarray(arrays["left"]) @ jnp.asarray(arrays["right"]).T).reshape(shape)
 
 
-def hashed(key: jax.Array, rows: int, columns: int, size: int) -> tuple[jax.Array, jax.Array]:
-    """A count sketch's draws, of every row and each of `size` entries: its cell among `columns`, and 1 where it is
-    turned around."""
-    drawn = jax.random.bits(key, (rows, size), jnp.uint32)
+def hashed(key: jax.Array, shape: Shape, columns: int) -> tuple[jax.Array, jax.Array]:
+    """A count sketch's draws for each entry of a shape: its cell among `columns`, and 1 where it is turned around."""
+    drawn = jax.random.bits(key, shape, jnp.uint32)
     return ((drawn >> 1) % jnp.uint32(columns)).astype(jnp.int32), drawn & 1
 
 
@@ -300,7 +299,7 @@ class CountSketch(Stage):
 
     def _hashed(self, key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
         """Of every row and entry the cell, and whether it is turned around."""
-        return hashed(key, self.rows, self._columns(size), size)
+        return hashed(key, (self.rows, size), self._columns(size))
 
     def pack(self, array: jax.Array, key: jax.Array) -> Arrays:
         flat = array.reshape(-1)
