@@ -188,6 +188,7 @@ def test_bad_settings_are_refused(options, sentence):
 
 
 def test_it_says_what_it_solves():
+    assert not FORMS["iterative"].biased and FORMS["sketched"].biased
     with pytest.raises(rk.InputError, match="CommFedBiO: it needs every sequence shared, and y, v"):
         run(bed("E1-local"), rk.CommFedBiO(lr=rk.Rates(0.1)))
     with pytest.raises(rk.InputError, match="CommFedBiO: it solves bilevel problems"):

@@ -102,8 +102,8 @@ class CommFedBiO:
             v = self.iterate(cohort, x, y, state.z.v, eta["v"])
         else:
             v = self.solve(cohort, x, y)
-        h = cohort.mean("hypergradient", x, y, v)
-        return state.next(z=state.z.replace(x=x - eta["x"] * h.x, y=y, v=v))
+        h = cohort.mean("hypergradient", x, y, v).x
+        return state.next(z=state.z.replace(x=x - eta["x"] * h, y=y, v=v))
 
     # The iterative form.
 
