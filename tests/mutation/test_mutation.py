@@ -127,6 +127,8 @@ SURVIVORS: dict[str, dict[str, str]] = {
         ),
         _RESIDUAL + "s -> client.sample(client.key)": "the same key is the same sample",
         _RESIDUAL + "s -> client.sample(client.key) [2]": "the same key is the same sample",
+        "CommFedBiO.sketches | return (matrix, second.pack(ravel_pytree(client.upper_grad_y(x, y, s))[0], rows)) | "
+        "s -> client.sample(client.key)": "the same key is the same sample",
         _UPPER_STEP + "s -> client.sample(client.key)": "the same key is the same sample",
         _UPPER_STEP + "s -> client.sample(client.key) [2]": "the same key is the same sample",
     },
