@@ -24,6 +24,7 @@ from references import CHANCES, TOLERANCE, WEIGHTS, Bed, State, made, steps_of, 
 from rookery.algorithms.registry import METHODS
 from rookery.engines.eager import Eager
 from rookery.federation.client import Client
+from rookery.federation.keys import round_key, run_key, server_key
 
 # Problems.
 
@@ -257,6 +258,47 @@ def aggitd(bed: Nested, state: State, cohort: Cohort, index: int, **options: Any
     return _after(state, its.upper(bed, state, cohort, x, path[-1], p), path[-1], p)
 
 
+def commfedbio(
+    bed: Nested,
+    state: State,
+    cohort: Cohort,
+    seed: int,
+    lr: Any,
+    form: str = "iterative",
+    adjoint_rounds: int = 5,
+    sketch: int = 10,
+    lower_rounds: int = 1,
+    lower_steps: Any = 1,
+) -> State:
+    """v by T steps with M(H_i) and M(grad_y f_i), or by the sketched system with S1 and S2 written out."""
+    x, y, v, r = state["z"][X], state["z"][Y], state["z"][V], state["round"]
+    tau, beta = {i: steps_of(lower_steps, i) for i in cohort}, dict.fromkeys(cohort, rate(lr, "y", r))
+    for _ in range(lower_rounds):
+        y = lower_round(bed, cohort, x, y, beta, tau, "sgd")
+    H = unbiased(bed, cohort, {i: bed.hessian(i, x, y) for i in cohort})
+    b = unbiased(bed, cohort, {i: bed.upper_grad_y(i, x, y) for i in cohort})
+    if form == "sketched":
+        S1, S2 = count_sketches(seed, r, sketch, b.size)
+        v = S1.T @ np.linalg.lstsq(S2 @ H @ S1.T, S2 @ b, rcond=None)[0]
+    else:
+        for _ in range(adjoint_rounds):
+            v = v - rate(lr, "v", r) * (H @ v - b)
+    h = unbiased(bed, cohort, {i: bed.hypergradient(i, x, y, v) for i in cohort})
+    return _after(state, x - rate(lr, "x", r) * h, y, v)
+
+
+def count_sketches(seed: int, round: int, rows: int, size: int) -> list[np.ndarray]:
+    """S1 and S2 of a round, of `rows` and of twice as many: one bit is the sign of an entry, the others its row."""
+    both = jax.random.split(server_key(round_key(run_key(seed), round)))
+    made = []
+    for key, count in zip(both, (rows, 2 * rows)):
+        drawn = np.asarray(jax.random.bits(key, (1, size), jnp.uint32))[0]
+        S = np.zeros((count, size))
+        S[(drawn // 2) % count, np.arange(size)] = 1.0 - 2.0 * (drawn % 2)
+        made.append(S)
+    return made
+
+
 def fedmsa(
     bed: Bed,
     state: State,
@@ -380,6 +422,7 @@ REFERENCES: dict[str, Callable[..., State]] = {
     "fednest": fednest,
     "lfednest": lfednest,
     "aggitd": aggitd,
+    "commfedbio": commfedbio,
     "fedmsa": fedmsa,
     "fedbiolocal": fedbio_local,
     "fedbioacclocal": fedbioacc_local,
@@ -453,6 +496,20 @@ def _own_lower(method: str) -> list[Setting]:
     ]
 
 
+def _comm() -> list[Setting]:
+    options = {"lr": THREE, "adjoint_rounds": 3, "lower_rounds": 2, "lower_steps": LOWER}
+    make = lambda name, bed="curved", **changes: Setting(name, "commfedbio", bed, options | changes)
+    sketched = {"form": "sketched", "sketch": 3, "adjoint_rounds": 1}
+    return [
+        dataclasses.replace(make("everything"), probabilities=CHANCES, rounds=3),
+        dataclasses.replace(make("sketched", **sketched), probabilities=CHANCES),
+        Setting("defaults", "commfedbio", options={"lr": rk.Rates(0.15)}),
+        Setting("default sketch", "commfedbio", options={"lr": rk.Rates(0.15), "form": "sketched"}),
+        make("E1", "E1"),
+        make("E1 sketched", "E1", **sketched),
+    ]
+
+
 _MSA = {"lr": rk.Rates(lambda r: 0.1 / (1 + r), v=lambda r: 0.05 * (1 + r)), "local_steps": 3, "momentum": 0.6}
 
 SETTINGS = [
@@ -466,6 +523,7 @@ SETTINGS = [
         probabilities=CHANCES,
     ),
     *_two_loops("aggitd"),
+    *_comm(),
     Setting("rho = 0", "fedmsa", "field", _MSA | {"momentum": 0.0}, CHANCES, rounds=3),
     Setting("everything", "fedmsa", "field", _MSA, CHANCES, rounds=3),
     Setting("all take steps", "fedmsa", "field", _MSA | {"local_clients": 3}, rounds=3),
@@ -489,6 +547,8 @@ def draws(setting: Setting, cohort: Cohort) -> list[Any]:
         return list(range(options.get("lower_rounds", 1) + 1))
     if setting.method == "fedmsa":
         return list(itertools.combinations(cohort, min(options.get("local_clients", 1), len(cohort))))
+    if setting.method == "commfedbio":
+        return [SEEDS.get(setting.method, SEED)]  # what its sketches are drawn with
     return [None]
 
 
@@ -519,6 +579,7 @@ def outcomes(name: str) -> tuple[State, ...]:
 
 # Seeds whose first two truncation indices have something to do: test_engines_draw_the_same says which they are.
 SEEDS = {"fednest": 2, "lfednest": 2, "aggitd": 0}
+SEED = 3  # of the others
 
 
 def nearest(setting: Setting, cls: type | None = None, engine: Any = "local") -> tuple[int, float]:
@@ -526,7 +587,7 @@ def nearest(setting: Setting, cls: type | None = None, engine: Any = "local") ->
     bed = bed_of(setting.bed)
     method = made(setting.method, cls, setting.options)
     sampling = None if setting.probabilities is None else rk.Weighted(setting.probabilities)
-    result = bed.run(method, setting.rounds, sampling=sampling, seed=SEEDS.get(setting.method, 3), engine=engine)
+    result = bed.run(method, setting.rounds, sampling=sampling, seed=SEEDS.get(setting.method, SEED), engine=engine)
     gaps = [references.gap(bed, state, result) for state in outcomes(label(setting))]
     return int(np.argmin(gaps)), float(np.min(gaps))
 
@@ -641,6 +702,7 @@ class Listened:
 
 
 _TWO = {"lr": rk.Rates(0.1), "lower_steps": 2, "upper_steps": 2}
+_COMM = {"lr": rk.Rates(0.1), "lower_steps": 2}
 _SVRG, _SGD, _UPPER, _SAME = "gp gp gq gq", "gp gq", "xm xm xn xn", "xe xe xe xe"
 _FACTORS = ("", "h1", "h1 h2", "h1 h2 h3")
 
@@ -681,6 +743,8 @@ LISTENED = [
         _TWO | {"neumann_terms": 3, "whole_series": True, "lower_solver": "sgd"},
         (f"{_SGD} yu h1 h2 xu cv yw h3 h4 xw cz",),
     ),
+    Listened("commfedbio", _COMM | {"adjoint_rounds": 2}, (f"{_SGD} ha yb hc yd xe cf",)),
+    Listened("commfedbio", _COMM | {"form": "sketched", "sketch": 3}, (f"{_SGD} ha ha ha yb xe cf",)),
     Listened("fedmsa", {"lr": rk.Rates(0.1), "local_steps": 3, "momentum": 0.5}, ("da da db db dc dc dd dd",), 2),
     *(
         Listened("fedbiolocal", {"lr": rk.Rates(0.1), "local_steps": 2, "hypergradient": estimator}, (calls,), 1, True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rookery import data
 from rookery.accelerators import has_gpu, record_loops
 from rookery.algorithms.aggitd import AggITD
+from rookery.algorithms.commfedbio import CommFedBiO
 from rookery.algorithms.drift import ControlVariates, Duals
 from rookery.algorithms.estimators import ConjugateGradient, Neumann, Tracked
 from rookery.algorithms.fedadmm import FedADMM
@@ -118,6 +119,7 @@ __all__ = [
     "Clients",
     "ClientsFailed",
     "Cohort",
+    "CommFedBiO",
     "Comparison",
     "Complete",
     "Compositional",

@@ -76,6 +76,11 @@ _STEP = (
 )
 _TERM = "Neumann.adjoints.term | fresh = client.sample(jax.random.fold_in(key, k + 1), size, only='lower') | "
 _HYPER = "TwoLoop.hypergradient | return client.upper_grad_x(x, y, s) - client.cross(x, y, p, s) | "
+_SIGNS = "Sketch.draw | return cls(cells, jnp.where(turned == 1, -1, 1).astype(like.dtype)) | "
+_RESIDUAL = "CommFedBiO.residual | return Sequences({'v': client.hvp(x, y, v, s) - client.upper_grad_y(x, y, s)}) | "
+_UPPER_STEP = (
+    "CommFedBiO.hypergradient | return Sequences({'x': client.upper_grad_x(x, y, s) - client.cross(x, y, v, s)}) | "
+)
 _SOLVED = "what is solved by then; test_local_and_msa.py looks at what follows"
 SURVIVORS: dict[str, dict[str, str]] = {
     "estimators": {
@@ -110,6 +115,22 @@ SURVIVORS: dict[str, dict[str, str]] = {
         ),
         _FOLD + "1 -> 0": "any number gives a key of its own",
         _FOLD + "1 -> 2": "any number gives a key of its own",
+    },
+    "commfedbio": {
+        _SIGNS + "turned == 1 -> turned != 1": "v is the same with all signs turned around",
+        _SIGNS + "1 -> 0": "v is the same with all signs turned around",
+        "CommFedBiO | sketch: int = count(default=10, static=True) | 10 -> 11": (
+            "of three entries no two share a cell in either, so both are exact"
+        ),
+        "CommFedBiO.biased | return self.form == 'sketched' | self.form == 'sketched' -> self.form != 'sketched'": (
+            "it is what rk.check looks at; test_commfedbio.py"
+        ),
+        _RESIDUAL + "s -> client.sample(client.key)": "the same key is the same sample",
+        _RESIDUAL + "s -> client.sample(client.key) [2]": "the same key is the same sample",
+        "CommFedBiO.sketches | return (matrix, second.pack(ravel_pytree(client.upper_grad_y(x, y, s))[0], rows)) | "
+        "s -> client.sample(client.key)": "the same key is the same sample",
+        _UPPER_STEP + "s -> client.sample(client.key)": "the same key is the same sample",
+        _UPPER_STEP + "s -> client.sample(client.key) [2]": "the same key is the same sample",
     },
     "fedvrau": {
         _OWN + "1 -> 0": "any number gives keys of their own",

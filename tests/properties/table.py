@@ -100,6 +100,7 @@ SINGLE: dict[str, Any] = {"up": lambda d: d.x, "down": lambda d: d.x, "beds": ("
 VRA = {"gamma": 0.2, "a": 0.5, "local_steps": UNEQUAL}
 GOSSIP: dict[str, Any] = {"up": lambda d: 2 * d.z, "down": lambda d: 0, "sampling": rk.All()}  # two neighbours of three
 TWO_LOOPS: dict[str, Any] = {"order": None, "beds": ("E1",), "random_steps": "upper_steps"}
+COMM: dict[str, Any] = {"beds": ("E1",), "random_steps": "lower_steps"}
 
 CASES = [
     Case("simfbo tau=1", "simfbo"),
@@ -243,6 +244,35 @@ CASES = [
         up=lambda d: (2 * 2 + 1) * d.y + 2 * d.x,
         down=lambda d: 2 * d.x + (2 * 2 + 3) * d.y + 2 * 3,
         **TWO_LOOPS,
+    ),
+    Case(
+        "commfedbio N=2 T=3",
+        "commfedbio",
+        {"lower_rounds": 2, "adjoint_rounds": 3},
+        exchanges=2 + 3 + 1,
+        up=lambda d: (2 + 3) * d.y + d.x,
+        down=lambda d: d.x + (2 + 1) * d.y + (3 + 1) * d.v,
+        **COMM,
+    ),
+    Case(
+        "commfedbio steps",
+        "commfedbio",
+        {"lower_rounds": 2, "adjoint_rounds": 3, "lower_steps": 4},
+        order=1,
+        exchanges=2 + 3 + 1,
+        up=lambda d: (2 + 3) * d.y + d.x,
+        down=lambda d: d.x + (2 + 1) * d.y + (3 + 1) * d.v,
+        **COMM,
+    ),
+    Case(
+        "commfedbio sketched",
+        "commfedbio",
+        {"form": "sketched", "sketch": 4, "lower_rounds": 2, "lower_steps": 2},
+        order=None,
+        exchanges=2 + 2,
+        up=lambda d: 2 * d.y + 2 * 4 * (4 + 1) + d.x,
+        down=lambda d: d.x + (2 + 1) * d.y + d.v + 2,  # and the key
+        **COMM,
     ),
     Case("gossip tau=1", "gossip", **GOSSIP),  # a ring of three is complete; test_gossip.py has others
     Case("gossip tau=5", "gossip", {"local_steps": 5}, order=1, **GOSSIP),

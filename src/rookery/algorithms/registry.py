@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rookery.algorithms.aggitd import AggITD
+from rookery.algorithms.commfedbio import CommFedBiO
 from rookery.algorithms.fedadmm import FedADMM
 from rookery.algorithms.fedavg import FedAvg
 from rookery.algorithms.fedbio import FedBiO
@@ -34,7 +35,8 @@ from rookery.own_code import file_and_class, full_name, load_class
 
 @dataclass(frozen=True)
 class Row:
-    """What a user wants to know of a method before choosing it. In formulas: N lower rounds, T Neumann terms."""
+    """What a user wants to know of a method before choosing it. In formulas: N lower rounds, T Neumann terms or
+    exchanges for the adjoint."""
 
     method: type[Any]
     summary: str
@@ -133,6 +135,13 @@ METHODS: dict[str, Row] = {
             "2N + 3",
             "(3N + 1) dim y + 2 dim x",
             "truncation bias, which shrinks linearly in N",
+        ),
+        Row(
+            CommFedBiO,
+            "two loops: the adjoint by T exchanges that compress well, or by one of sketches",
+            "N + T + 1",
+            "(N + T) dim y + dim x",
+            "exact at 1 lower step, O(eta) at more; sketched: biased",
         ),
         Row(FedAvg, "plain federated learning: local steps, then an average", "1", "dim z", _ONE_STEP),
         Row(FedProx, "FedAvg with a proximal term", "1", "dim x", _ONE_STEP),

@@ -264,6 +264,12 @@ class LowRank(Stage):
         return (jnp.asarray(arrays["left"]) @ jnp.asarray(arrays["right"]).T).reshape(shape)
 
 
+def hashed(key: jax.Array, shape: Shape, columns: int) -> tuple[jax.Array, jax.Array]:
+    """A count sketch's draws for each entry of a shape: its cell among `columns`, and 1 where it is turned around."""
+    drawn = jax.random.bits(key, shape, jnp.uint32)
+    return ((drawn >> 1) % jnp.uint32(columns)).astype(jnp.int32), drawn & 1
+
+
 @dataclasses.dataclass(frozen=True)
 class CountSketch(Stage):
     """Every entry with a random sign added into a random cell of each row of a small table, and read back as the median
@@ -293,8 +299,7 @@ class CountSketch(Stage):
 
     def _hashed(self, key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
         """Of every row and entry the cell, and whether it is turned around."""
-        drawn = jax.random.bits(key, (self.rows, size), jnp.uint32)
-        return ((drawn >> 1) % jnp.uint32(self._columns(size))).astype(jnp.int32), drawn & 1
+        return hashed(key, (self.rows, size), self._columns(size))
 
     def pack(self, array: jax.Array, key: jax.Array) -> Arrays:
         flat = array.reshape(-1)
