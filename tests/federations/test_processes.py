@@ -72,6 +72,23 @@ def test_three_processes_give_the_numbers_of_one_machine(name, pool, tmp_path):
         assert set(a) == set(b) and all(np.isclose(a[k], b[k], rtol=1e-12) for k in a if k != "seconds")
 
 
+UP = {"stages": "topk:0.5+quantise:8", "errors": "error-feedback:topk:0.5", "differences": "ef21:topk:0.5"}
+
+
+@pytest.mark.parametrize("up", UP.values(), ids=UP)
+def test_channels_give_the_numbers_of_one_machine(up, pool, tmp_path):
+    experiment = exact(*CASES["E1 fedbioacc"], rounds=6, up=up, down="quantise:8")
+    same(pool.solve(experiment, tmp_path), alone(experiment))
+
+
+def test_what_channels_keep_survives_a_kill_and_a_new_server(pool, tmp_path):
+    """A site is killed after it answered, the run ends there and goes on: shifts at both ends are those of one run."""
+    experiment = exact(*CASES["E1 fedbioacc"], rounds=6, up="ef21:topk:0.5", checkpoint_every="1")
+    with pytest.raises(ClientsFailed, match="its process ended"):
+        pool.solve(experiment, tmp_path, OnFailure("abort"), faults=[(1, "die after", 5)])
+    same(pool.solve(experiment, tmp_path, OnFailure("abort")), alone(experiment))
+
+
 DIGITS = {
     "simfbo": rk.SimFBO(lr=rk.Rates(0.2)),
     "shrofbo": rk.ShroFBO(lr=rk.Rates(0.2)),

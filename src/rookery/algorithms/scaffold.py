@@ -66,8 +66,9 @@ class Scaffold:
         return state.next(z=cohort.project(state.z + self.server_lr * moved), c=state.c + changed)
 
     def steps(self, client: Client, z: Sequences, c: Sequences) -> tuple[tuple[Sequences, Sequences], Sequences]:
-        c_i = client.state
-        controlled = lambda g, x: g + self.weight_decay * x - c_i + c
-        work = descend(client, z, client.at(self.lr), self.local_steps, correct=controlled)
-        new = c_i - c + work.q / work.norm  # q_i is (x - x_i) / eta
+        c_i, eta = client.state, client.at(self.lr)
+        apart = c - c_i
+        controlled = lambda g, x: g + self.weight_decay * x + apart
+        work = descend(client, z, eta, self.local_steps, correct=controlled, total=False)
+        new = eta.inverse() * (work.moved / -work.norm) - apart
         return (work.moved, client.once_factor * (new - c_i)), new

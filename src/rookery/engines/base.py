@@ -93,8 +93,10 @@ class PreparedRun:
     rates: Mapping[str, float] | None = None
 
     def without_records(self) -> PreparedRun:
-        """The same where clients keep their records to themselves."""
-        return replace(self, carry=Carry(self.carry.state, NO_RECORDS), record=row(self.carry.records, 0))
+        """The same where clients keep their records to themselves, but for what channels keep at both ends."""
+        records, up = self.carry.records, self.config.up
+        known = NO_RECORDS._replace(channels=records.channels if up is not None and up.shifts else ())
+        return replace(self, carry=Carry(self.carry.state, known), record=row(records, 0))
 
 
 @dataclass(frozen=True)

@@ -98,9 +98,6 @@ class EagerSession(MessageSession):
             on_failure=on_failure,
             traces=jit,
         )
-        if prepared.config.up is not None and prepared.config.up.shifts:
-            everybody = range(prepared.config.population)
-            self.shifts = {i: row(prepared.carry.records, i).channels for i in everybody}
         self._given: tuple[ClientMetrics, Level, list[str]] | None = None  # what clients were told to measure
 
     def restart(self, client: int) -> None:

@@ -38,7 +38,7 @@ from rookery.federation.method import next_state
 from rookery.federation.sampling import Members
 from rookery.federation.scaled import summands
 from rookery.federation.wire import Wire
-from rookery.vectors import Vector
+from rookery.vectors import Vector, row
 
 POLICIES = ("wait", "drop", "abort")
 PAUSE, LONGEST = 0.05, 10.0  # seconds before who did not answer is asked again, where there is no deadline
@@ -198,6 +198,9 @@ class MessageSession(ABC):
             self.missing = [Missing(**each) for each in prepared.versions["missing"]]
             self.bytes_sent, self.bytes_received = prepared.versions["bytes"]
         self.shifts: dict[int, Any] = {}  # by client, what the channel of its replies keeps at this end
+        if self.config.up is not None and self.config.up.shifts:
+            channels = prepared.carry.records.channels
+            self.shifts = {i: row(channels, i) for i in range(self.config.population)}
         self._session = _later_than(attempt.session for attempt in self.last.values())
 
     # What the engine's contract asks for.
@@ -681,6 +684,6 @@ def _renewed(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), tree)
 
 
-def stacked(records: list[Record]) -> Record:
-    """Records of all clients, as a carry has them."""
+def stacked(records: list[Any]) -> Any:
+    """Records of all clients, or parts of them, as a carry has them."""
     return jax.tree.map(lambda *rows: np.stack(rows), *records)

@@ -12,10 +12,9 @@ import numpy as np
 from rookery.data.batches import Shard
 from rookery.data.federated import Level, cast
 from rookery.engines.base import NO_RECORDS, Carry, PreparedRun
-from rookery.engines.messaging import MessageSession, OnFailure
+from rookery.engines.messaging import MessageSession, OnFailure, stacked
 from rookery.engines.transport import Seat, Transport
 from rookery.engines.worker import own_shard
-from rookery.errors import InputError
 from rookery.federation.client import Record
 from rookery.federation.evaluation import TEST, ClientMetrics, metric_names
 from rookery.federation.ledger import Ledger
@@ -48,11 +47,6 @@ class Remote:
     elsewhere = True  # records are not here
 
     def open(self, prepared: PreparedRun, ledger: Ledger) -> RemoteSession:
-        if prepared.config.up is not None and prepared.config.up.shifts:
-            raise InputError(
-                "up: rk.EF21 or rk.Diana was given, and clients are elsewhere: the server does not keep what they said "
-                "so far; rk.ErrorFeedback(...) or stages alone are needed"
-            )
         self.join(prepared, range(len(self.transport.sites)))
         return RemoteSession(self, prepared, ledger)
 
@@ -80,7 +74,8 @@ class RemoteSession(MessageSession):
 
     @property
     def carry(self) -> Carry:
-        return Carry(self.state, NO_RECORDS)
+        channels = stacked([self.shifts[i] for i in range(self.config.population)]) if self.shifts else ()
+        return Carry(self.state, NO_RECORDS._replace(channels=channels))
 
     def join(self, clients: Sequence[int]) -> None:
         self._engine.join(self._prepared, sorted({self._seats[client].site for client in clients}))
