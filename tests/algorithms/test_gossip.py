@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +68,7 @@ def stacked(matrices):
 
 
 THETA = rk.Rates(x=0.2, y=1.0, v=0.7)
-SETTINGS = {
+SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gossip, first": (rk.Gossip, {"steps": 1, "adapt": "first", "theta": 1.0}),
     "gossip, last, momentum": (
         rk.Gossip,
@@ -91,7 +92,7 @@ def test_trajectory_is_the_reference(name):
     own = {key: np.stack([each[key] for each in means_of]) for key in ("A", "B", "c", "R", "Re", "E", "Ed")}
     M, k = fields()
     own |= {"M": M / share[:, None, None], "k": k / share[:, None], "share": share}
-    given = {NAMES.get(key, key): value for key, value in options.items() if key != "theta"}
+    given: dict[str, Any] = {NAMES.get(key, key): value for key, value in options.items() if key != "theta"}
     if isinstance(options.get("theta"), np.ndarray):
         given["momentum"] = THETA
     result = run(method(lr=rk.Rates(0.05), mixing=rk.Ring(), **given), rounds=7)
