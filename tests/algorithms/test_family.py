@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -317,3 +318,17 @@ def test_fedvrau_counts_the_gradients_that_it_takes():
     method = rk.FedVRAU(lr=0.05, gamma=0.2, a=0.5, local_steps=3, client_lr=0.3, client_steps=2)
     result = rk.run(exact.problem, method, exact.clients, rounds=4, batch_size=2, **exact.start())
     assert result.ledger.oracles["gradients"] == 4 * 3 * (3 + 2) and result.ledger.samples == 2 * 4 * 3 * (3 + 2)
+
+
+def test_a_step_of_nothing_leaves_control_variates_as_they_are():
+    exact = rk.exact.QuadraticConsensus.random(clients=3, dims=3, weights="random", seed=4)
+    still = lambda t: jnp.where(t % 2 == 0, 0.1, 0.0)
+    states = [
+        rk.run(
+            exact.problem, rk.Scaffold(lr=still), exact.clients, rounds=n, precision="float64", **exact.start()
+        ).state
+        for n in (1, 2)
+    ]
+    for a, b in zip(*(state.leaves for state in states)):
+        if a.dtype.kind == "f":
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-15)

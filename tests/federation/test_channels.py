@@ -12,7 +12,10 @@ import pytest
 import rookery as rk
 from properties.checks import difference, flat, run
 from properties.table import bed
+from rookery.engines.eager import EagerSession
 from rookery.federation import channels as ch
+from rookery.federation.ledger import Ledger
+from rookery.runs.prepare import precision_context, prepare
 
 STAGES = [
     rk.TopK(0.25),
@@ -271,6 +274,8 @@ def test_a_text_says_the_same(stage):
 
 
 def test_a_text_by_sequence():
+    for text in ("x=sign;topk:0.1", "topk:0.1; x=sign;", "default=topk:0.1;x=sign"):
+        assert ch.make_channel("up", text, ("x",)) == ch.make_channel("up", rk.Per(rk.TopK(0.1), x=rk.Sign()), ("x",))
     given = rk.Per(rk.Sign(), x=rk.EF21(rk.TopK(0.5)), y=())
     assert ch.make_channel("up", str(given), ("x", "y")) == ch.make_channel("up", given, ("x", "y"))
 
@@ -282,6 +287,11 @@ def test_a_text_by_sequence():
         (lambda: rk.Quantise(9), "Quantise: 9 bits"),
         (lambda: rk.CountSketch(rows=2), "CountSketch: 2 rows"),
         (lambda: rk.Diana(rk.TopK(0.1)), "Diana: topk:0.1 was given, which is biased"),
+        (lambda: rk.Diana(rk.RandK(0.1), alpha="a"), "Diana: alpha 'a' was given"),
+        (lambda: ch.make_channel("up", "x=", ("x",)), "up: 'x=' has x without a channel"),
+        (lambda: ch.make_channel("up", "x=sign;x=topk", ("x",)), "up: 'x=sign;x=topk' has x twice"),
+        (lambda: ch.make_channel("up", "ef21:", ("x",)), "up: 'ef21:' was given; allowed are"),
+        (lambda: ch.make_channel("up", "quantise:9", ("x",)), "up: Quantise: 9 bits"),
         (lambda: rk.EF21(), "EF21: no stage"),
         (lambda: ch.make_channel("up", "topq:0.1", ("x",)), "up: 'topq:0.1' was given"),
         (lambda: ch.make_channel("up", "topk:much", ("x",)), "up: 'topk:much' was given"),
@@ -295,6 +305,66 @@ def test_bad_input_gets_one_sentence(make, said):
     with pytest.raises(rk.InputError) as found:
         make()
     assert str(found.value).startswith(said)
+
+
+def test_a_channel_is_of_a_sequence_and_not_of_a_users_keys():
+    """y has an entry that is called x, and x one that is called y."""
+    problem = rk.Bilevel(
+        upper=lambda x, y, e: jnp.sum((x["y"] - y["x"]) ** 2), lower=lambda x, y, e: jnp.sum((y["x"] - e["a"]) ** 2)
+    )
+    clients = rk.federate([{"a": np.ones((2, 4))}])
+    options = {"x": {"y": np.zeros(4)}, "y": {"x": np.zeros(4)}, "rounds": 1}
+    plain, packed = (
+        rk.run(problem, rk.SimFBO(lr=LR), clients, up=up, **options).ledger.bytes_up for up in ((), rk.Per(x=rk.Sign()))
+    )
+    assert plain - packed == 4 * 4 - (1 + 4)  # x alone: four numbers are a byte and a scale
+
+
+def test_a_channel_for_what_no_reply_names_is_refused():
+    exact = rk.exact.QuadraticBilevel.random(clients=3, dims=(2, 3), seed=0)
+    with pytest.raises(
+        rk.InputError, match="up: a channel for y was given, and no reply of FedNest has it; it has none"
+    ):
+        rk.run(exact.problem, rk.FedNest(lr=LR), exact.clients, up=rk.Per(y=rk.Sign()), rounds=1, **exact.start())
+
+
+def test_what_a_gossiping_client_takes_goes_through_no_channel():
+    """z is the mean of the points as they are, and nothing is kept of what is not sent."""
+    exact = rk.exact.QuadraticBilevel.random(clients=3, dims=(4, 5), seed=0)
+    for engine in ("local", "eager"):
+        options = {"engine": engine, "rounds": 2, "up": "ef21:topk:0.3", "precision": "float64", **exact.start()}
+        result = rk.run(exact.problem, rk.Gossip(lr=LR, mixing=rk.Ring()), exact.clients, **options)
+        points = [leaf for leaf in result.state.leaves if leaf.shape == (3, 4)]
+        assert len(points) == 2  # every client's x, and what was said of it
+        assert min(np.abs(leaf.mean(axis=0) - result.x).max() for leaf in points) <= 1e-14
+
+
+def test_who_fails_half_way_keeps_the_shift_that_the_server_has():
+    """CommFedBiO asks for v twice a round; a client's second answer is lost, and it was at work by then."""
+    exact = rk.exact.QuadraticBilevel.random(clients=3, dims=(3, 5), seed=0)
+    method = rk.CommFedBiO(lr=rk.Rates(0.05), adjoint_rounds=2)
+    options = {"sampling": rk.All(), "batch_size": None, "seed": 0, "precision": "float64"}
+    with precision_context("float64"):
+        up = rk.Per(v=rk.EF21(rk.TopK(0.4)))
+        prepared = prepare(exact.problem, method, exact.clients, up=up, **options, **exact.start())
+        session = EagerSession(prepared, Ledger(), True, rk.OnFailure("drop"))
+        session.advance(1)
+        asked, lost = session.transport.ask, []
+
+        def losing(requests, deadline=None):
+            outcome = asked(requests, deadline)
+            lost.append(None)
+            if len(lost) == 3:  # the lower round, v, v again
+                outcome.replies.pop(0)
+            return outcome
+
+        session.transport.ask = losing
+        session.advance(3)
+        assert [each.client for each in session.missing] == ["0"]
+        for client, worker in enumerate(session.workers):
+            kept = worker.record_of(session.last[client]).channels
+            for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(session.shifts[client])):
+                np.testing.assert_array_equal(a, b)
 
 
 def test_error_feedback_keeps_control_variates_exact():

@@ -135,6 +135,9 @@ def test_what_cannot_be_measured_is_refused():
         rk.fixed_point(bed.problem, rk.SimFBO(lr="auto"), bed.clients, **bed.start())
     with pytest.raises(rk.InputError, match="lr: 'fast' was given; a number, a schedule or 'auto' is needed"):
         rk.run(bed.problem, rk.SimFBO(lr="fast"), bed.clients, **bed.start(), rounds=1)
+    for lr, sentence in ((rk.Rates("auto", z=0.1), "lr: there is no sequence 'z'"), (rk.Rates(x="auto"), "lr: .* y")):
+        with pytest.raises(rk.InputError, match=sentence):
+            rk.run(bed.problem, rk.SimFBO(lr=lr), bed.clients, **bed.start(), rounds=1)
     clients = rk.federate([{"a": np.ones(2)}])
     with pytest.raises(rk.InputError, match="the direction of x does not change along x where the run begins"):
         rk.run(rk.Single(lambda x, e: x * e["a"]), rk.FedAvg(lr="auto"), clients, x=1.0, rounds=1)

@@ -27,6 +27,7 @@ class Decentralised:
 
     participation = "all"
     neighbours = True
+    silent = ("take",)
 
     def check(self, problem: Problem, population: int) -> None:
         self.mixing.matrix(population)  # refuses a graph that does not fit

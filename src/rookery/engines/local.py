@@ -378,7 +378,7 @@ class CompiledCohort(Cohort):
         times = jnp.maximum(mine.count, 1).astype(mine.expected.dtype)
         slots = (records, mine.index, weights, mine.expected, times, row(own, here.slot))
         terms, _, _ = jax.eval_shape(one, *row(slots, 0))
-        if trace.noted is not None:
+        if trace.noted is not None and phase not in inputs.method.silent:
             note(trace.noted, phase, reply)
         ordered = trace.program.ordered or apart
         rows = factors.shape if ordered else ()  # one by one, to be added up in their order when all are there

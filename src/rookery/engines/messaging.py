@@ -176,6 +176,7 @@ class MessageSession(ABC):
         self.missing: list[Missing] = []
         self.bytes_sent = self.bytes_received = 0  # as they really travelled, beside the ledger's
         self.present: set[int] = set()  # who has answered in the attempt of now
+        self.gone: set[int] = set()  # and who has failed in it, in whichever exchange
         self.last: dict[int, Attempt] = {}  # by client, the last attempt that counted and that it was part of
         self.back: int | None = None  # the round that the server may have to go back to; None: to none
         self.elsewhere: set[str] = set()  # what clients say is not finite in their records
@@ -258,9 +259,13 @@ class MessageSession(ABC):
                 time.sleep(min(PAUSE * 2**self._tried, LONGEST))
             attempt = Attempt(place, self._given_up, self._session)
             before, shifts = self.ledger.copy(), dict(self.shifts)
-            self.present, self.elsewhere = set(), set()
+            self.present, self.gone, self.elsewhere = set(), set(), set()
             try:
                 self.state = program(attempt)
+                if self.shifts:
+                    # Who failed half-way may have worked on, and keeps another shift then: for it this round was none.
+                    self.present -= self.gone
+                    self.shifts |= {client: shifts[client] for client in self.gone}
                 self.last |= dict.fromkeys(self.present, attempt)
                 return
             except _Renamed:
@@ -587,6 +592,7 @@ class MessageCohort(Cohort):
         answers = session.ask(question, int(session.state.round)) if slots else {}
         session.present |= set(answers)
         self._round.gone |= set(slots) - set(answers)
+        session.gone |= self._round.gone
         values = {}
         for client in sorted(answers, key=everybody.__getitem__):
             tree, said = answers[client]

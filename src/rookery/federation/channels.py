@@ -15,12 +15,14 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from itertools import takewhile
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import DictKey
+from jax.tree_util import DictKey, GetAttrKey
 
 from rookery.errors import InputError, unknown
 from rookery.federation.steps import is_count
@@ -59,7 +61,7 @@ class Stage(ABC):
 
 
 def _check_fraction(name: str, fraction: Any) -> None:
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+    if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < float(fraction) <= 1:
         raise InputError(f"{name}: a fraction of {fraction!r} was given; a number above 0 and up to 1 is needed")
 
 
@@ -352,6 +354,8 @@ class Feedback(ABC):
         """What is kept next."""
 
     def __str__(self) -> str:
+        if getattr(self, "alpha", None) is not None:  # which no text says
+            return repr(self)
         return f"{WORD_OF[type(self)]}:{'+'.join(map(str, self.stages))}"
 
 
@@ -414,7 +418,7 @@ class Diana(Feedback):
                     f"Diana: {stage} was given, which is biased; an unbiased one such as rk.RandK(0.01) is needed, or "
                     "rk.EF21"
                 )
-        if alpha is not None and not 0 < alpha <= 1:
+        if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < alpha <= 1):
             raise InputError(f"Diana: alpha {alpha!r} was given; a number above 0 and up to 1, or None, is needed")
 
     def offered(self, value: jax.Array, kept: jax.Array) -> jax.Array:
@@ -443,7 +447,8 @@ class Per:
     default: tuple[Any, ...]
     channels: tuple[tuple[str, tuple[Any, ...]], ...]
 
-    def __init__(self, default: Any = (), **channels: Any):
+    def __init__(self, default: Any = (), /, **channels: Any):
+        default = channels.pop("default", default)
         object.__setattr__(self, "default", _chain("Per", default))
         made = tuple((name, _chain(f"Per: {name}", given)) for name, given in sorted(channels.items()))
         object.__setattr__(self, "channels", made)
@@ -462,7 +467,7 @@ class Channel(NamedTuple):
     def line(self, path: tuple) -> _Line:
         """What an array goes through, by its place in a message: the innermost sequence that has a channel."""
         lines = dict(self.named)
-        found = [key.key for key in path if isinstance(key, DictKey) and key.key in lines]
+        found = [name for name in _names(path) if name in lines]
         return lines[found[-1]] if found else self.default
 
     @property
@@ -478,6 +483,18 @@ class Channel(NamedTuple):
     def shifts(self) -> bool:
         """Whether the receiver needs what is kept, too."""
         return any(line.feedback is not None and line.feedback.shifts for line in self.lines)
+
+
+def _names(path: tuple) -> list[str]:
+    """The names on the way to an array, up to its vector: the keys inside of that are its user's."""
+    around = takewhile(lambda key: key != GetAttrKey("tree"), path)
+    return [key.key for key in around if isinstance(key, DictKey)]
+
+
+def named_in(replies: Mapping[str, Any]) -> set[str]:
+    """The sequences that some replies, by phase, have by their names."""
+    paths = [path for reply in replies.values() for path, _ in jax.tree_util.tree_flatten_with_path(reply)[0]]
+    return {name for path in paths for name in _names(path)}
 
 
 class _Line(NamedTuple):
@@ -660,7 +677,7 @@ _STAGES: dict[str, Callable[..., Stage]] = {
 }
 WORD_OF = {cls: word for word, cls in _FEEDBACKS.items()}
 CHANNELS = (
-    "topk:FRACTION, randk:FRACTION, quantise:BITS[:BLOCK], stochastic:BITS[:BLOCK], sign, lowrank:RANK, "
+    "topk:FRACTION, randk:FRACTION, quantise:BITS[:BLOCK], stochastic:BITS[:BLOCK], sign, lowrank:RANK[:PASSES], "
     "sketch:FRACTION[:ROWS], one after another with +; around them error-feedback:, ef21: or diana:; by sequence "
     "x=...;y=..."
 )
@@ -672,28 +689,30 @@ def parse_channel(argument: str, text: str) -> Any:
         return ()
     if "=" in text:
         named: dict[str, Any] = {}
-        default: Any = ()
-        for part in text.split(";"):
-            name, equals, own = part.partition("=")
-            if equals:
-                named[name.strip()] = parse_channel(argument, own)
-            else:
-                default = parse_channel(argument, part)
-        return Per(default, **named)
+        for part in filter(None, map(str.strip, text.split(";"))):
+            name, equals, own = part.rpartition("=")
+            name = name.strip() if equals else "default"
+            if name in named or not own.strip():
+                given = "twice" if name in named else "without a channel"
+                raise InputError(f"{argument}: {text!r} has {name} {given}; one each is needed, or none")
+            named[name] = parse_channel(argument, own)
+        return Per(named.pop("default", ()), **named)
     word, _, rest = text.strip().partition(":")
     if word in _FEEDBACKS:
-        return (_FEEDBACKS[word](*_parse_stages(argument, rest)),)
-    return _parse_stages(argument, text)
+        return (_FEEDBACKS[word](*_parse_stages(argument, rest, text)),)
+    return _parse_stages(argument, text, text)
 
 
-def _parse_stages(argument: str, text: str) -> tuple[Stage, ...]:
+def _parse_stages(argument: str, text: str, whole: str) -> tuple[Stage, ...]:
     stages = []
     for part in text.split("+"):
         word, *given = part.strip().split(":")
         if word not in _STAGES:
-            raise InputError(f"{argument}: {text!r} was given; allowed are {CHANNELS}")
+            raise InputError(f"{argument}: {whole!r} was given; allowed are {CHANNELS}")
         try:
             stages.append(_STAGES[word](*given))
+        except InputError as error:
+            raise InputError(f"{argument}: {error}") from None
         except (ValueError, TypeError, OverflowError):
             raise InputError(f"{argument}: {part!r} was given; allowed are {CHANNELS}") from None
     return tuple(stages)
@@ -708,7 +727,9 @@ def _spelled(stage: Stage) -> str:
     if isinstance(stage, LowRank):
         return f"lowrank:{stage.rank}:{stage.passes}"
     if isinstance(stage, CountSketch):
-        return f"sketch:{stage.fraction:g}:{stage.rows}"
+        return f"sketch:{stage.fraction!r}:{stage.rows}"
     if isinstance(stage, TopK | RandK):
-        return f"{type(stage).__name__.lower()}:{given.fraction:g}"
+        if isinstance(stage, RandK) and not stage.scaled:
+            return repr(stage)  # which no text says
+        return f"{type(stage).__name__.lower()}:{given.fraction!r}"
     return "sign" if isinstance(stage, Sign) else repr(stage)

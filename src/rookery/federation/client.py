@@ -268,7 +268,7 @@ def answer(
     _refuse_local(config.problem, phase, reply)
     new = client._record._replace(state=state)
     changed = update or new.local is not record.local
-    if config.up is not None:
+    if config.up is not None and phase not in program.silent:
         kept = record.channels[phase] if record.channels else {}
         reply, kept = send(config.up, reply, kept, channel_key(client.key))
         if record.channels:
@@ -281,8 +281,8 @@ def received(config: ProgramConfig, phase: str, reply: Any, channels: Any) -> tu
     before that."""
     if config.up is None:
         return reply, channels
-    value, kept = receive(config.up, reply, channels[phase] if channels else {})
-    return value, {**channels, phase: kept} if channels else channels
+    value, kept = receive(config.up, reply, channels.get(phase, {}) if channels else {})
+    return value, {**channels, phase: kept} if channels and phase in channels else channels
 
 
 def _refuse_state(phase: str, reply: Any, state: Any) -> None:

@@ -72,6 +72,7 @@ _DEFAULTS = {
     "kinds": None,  # the kinds of problem it solves; None: every kind
     "uses": None,  # the sequences that need step sizes; None: all
     "participation": "any",  # or "all": every client in every round
+    "silent": (),  # phases whose replies go nowhere, and so through no channel
     "neighbours": False,  # whether clients talk to one another, which clients elsewhere cannot
     "biased": False,  # whether it may come to rest off the solution, however small its steps
 }

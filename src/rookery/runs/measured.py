@@ -31,13 +31,13 @@ def awaited_rates(method: Any, problem: Problem) -> tuple[tuple[str, ...], Any]:
     if wrong := [rate for rate in lr.entries().values() if isinstance(rate, str) and rate != "auto"]:
         raise InputError(f"lr: {wrong[0]!r} was given; a number, a schedule or 'auto' is needed")
     names = lr.awaited(problem.names)
-    return names, with_rates(method, dict.fromkeys(names, 1.0), problem.names) if names else method
+    given = {name: rate for name, rate in lr.entries().items() if not isinstance(rate, str)}
+    return names, with_rates(method, Rates(**given), dict.fromkeys(names, 1.0)) if names else method
 
 
-def with_rates(method: Any, rates: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """The method with some of its step sizes set, one for each sequence."""
-    lr = method.lr if isinstance(method.lr, Rates) else Rates(method.lr)
-    return dataclasses.replace(method, lr=Rates(**{name: rates.get(name, lr[name]) for name in names}))
+def with_rates(method: Any, lr: Rates, measured: Mapping[str, Any]) -> Any:
+    """The method with step sizes, of which some were measured."""
+    return dataclasses.replace(method, lr=lr.replace(**measured))
 
 
 def measured_run(
@@ -52,7 +52,8 @@ def measured_run(
         rates, ledger = _measure(prepared, engine, ledger, names)
     config = prepared.config
     held = {name: np.asarray(rate, config.dtype) for name, rate in rates.items()}
-    method = with_rates(prepared.inputs.method, held, config.problem.names)
+    method = prepared.inputs.method
+    method = with_rates(method, method.lr, held)
     return dataclasses.replace(prepared, inputs=prepared.inputs._replace(method=method), rates=rates), ledger
 
 

@@ -17,7 +17,7 @@ from rookery.data.federated import BOTH, Clients, Split, cast, example_shape
 from rookery.engines.base import Carry, Inputs, PreparedRun, initial_carry
 from rookery.engines.local import Program
 from rookery.errors import AdviceWarning, InputError, failing, unknown
-from rookery.federation.channels import initial_kept, make_channel
+from rookery.federation.channels import initial_kept, make_channel, named_in
 from rookery.federation.client import ProgramConfig
 from rookery.federation.fields import RatesField, meanings
 from rookery.federation.keys import run_key, start_key
@@ -65,7 +65,7 @@ def prepare(
     levels = _levels(problem, clients)
     method = bind(method, problem, clients.population)
     sampling.check(clients.population)
-    if method.participation == "all" and not isinstance(sampling, All):
+    if (method.participation == "all" or method.neighbours) and not isinstance(sampling, All):
         raise InputError(
             f"sampling: {sampling} was given; {type(method).__name__} needs all clients in every round: rk.All()"
         )
@@ -101,13 +101,24 @@ def prepare(
 
 
 def _with_channels(config: ProgramConfig, inputs: Inputs, carry: Carry) -> Carry:
-    """The carry with what clients' channels keep, by phase: what phases reply is known from tracing a round."""
-    if config.up is None or not config.up.keeps:
+    """The carry with what clients' channels keep, by phase: what phases reply is known from tracing a round. Refuses a
+    channel for a sequence that no reply has by its name."""
+    if config.up is None or not (config.up.keeps or config.up.named):
         return carry
     program, replies = Program(replace(config, up=None, down=None), 1), {}
     if has_start(inputs.method):
         jax.eval_shape(lambda inputs, carry: program.start(inputs, carry, replies), inputs, carry)
     jax.eval_shape(lambda inputs, carry: program.round(inputs, carry, replies), inputs, carry)
+    named = named_in(replies)
+    for name, _ in config.up.named:
+        if name not in named:
+            there = f"it has {', '.join(sorted(named))} by name" if named else "it has none by name"
+            raise InputError(
+                f"up: a channel for {name} was given, and no reply of {type(inputs.method).__name__} has it; {there}, "
+                "and others go through the default"
+            )
+    if not config.up.keeps:
+        return carry
     one = {phase: initial_kept(config.up, reply) for phase, reply in replies.items()}
     # A view of one, as other parts of records are where they begin alike.
     all = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (config.population, *leaf.shape)), one)
