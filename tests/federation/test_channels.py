@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -352,7 +353,7 @@ def test_who_fails_half_way_keeps_the_shift_that_the_server_has():
         asked, lost = session.transport.ask, []
 
         def losing(requests, deadline=None):
-            outcome = asked(requests, deadline)
+            outcome: Any = asked(requests, deadline)
             lost.append(None)
             if len(lost) == 3:  # the lower round, v, v again
                 outcome.replies.pop(0)
