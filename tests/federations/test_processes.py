@@ -89,6 +89,35 @@ def test_what_channels_keep_survives_a_kill_and_a_new_server(pool, tmp_path):
     same(pool.solve(experiment, tmp_path, OnFailure("abort")), alone(experiment))
 
 
+MEASURED = {
+    "E1": exact("E1", rk.SimFBO(lr="auto", local_steps=2, drift=rk.ControlVariates()), up="ef21:topk:0.5"),
+    "E7, own sequences": exact("E7", rk.SimFBO(lr=rk.Rates("auto", y=0.05))),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_rates_are_measured_where_the_clients_are(name, pool, tmp_path):
+    found, expected = pool.solve(MEASURED[name], tmp_path), alone(MEASURED[name])
+    same(found, expected)
+    assert found.rates == pytest.approx(expected.rates, rel=1e-12) and found.ledger.exchanges_of["look"] == 1
+
+
+@pytest.mark.parametrize("at", [0, 7])
+def test_measured_rates_survive_a_kill_and_a_new_server(at, pool, tmp_path):
+    """A site is killed while it measures, or later; the run ends there, goes on, and measures once."""
+    experiment = exact("E1", rk.SimFBO(lr="auto"), rounds=10, checkpoint_every="1")
+    with pytest.raises(ClientsFailed, match="its process ended"):
+        pool.solve(experiment, tmp_path, OnFailure("abort"), faults=[(1, "die after", at)])
+    same(pool.solve(experiment, tmp_path, OnFailure("abort")), alone(experiment))
+
+
+@pytest.mark.parametrize("at", [0, 7])
+def test_a_site_that_comes_back_knows_the_measured_rates(at, pool, tmp_path):
+    experiment = exact("E1", rk.SimFBO(lr="auto"), rounds=10)
+    same(pool.solve(experiment, tmp_path, OnFailure("wait"), faults=[(1, "die before", at)]), alone(experiment))
+    assert pool.happened()
+
+
 DIGITS = {
     "simfbo": rk.SimFBO(lr=rk.Rates(0.2)),
     "shrofbo": rk.ShroFBO(lr=rk.Rates(0.2)),

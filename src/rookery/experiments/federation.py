@@ -34,7 +34,8 @@ from rookery.experiments.experiment import (
     go,
     has_ended,
 )
-from rookery.experiments.site import COMPARED, GOODBYE, HELLO, assembled
+from rookery.experiments.site import COMPARED, GOODBYE, HELLO, MEASURED_FIRST, assembled
+from rookery.federation.measuring import Curvature
 from rookery.federation.wire import Wire
 from rookery.files import read_json, slug, write_text
 from rookery.runs.fingerprint import difference, uncompared
@@ -280,6 +281,7 @@ class _Server:
 
         def join(prepared: PreparedRun, which: Sequence[int]) -> None:
             said = {"asked": JOIN, "run": self.run, "outline": None if outline is None else outline.to_json()}
+            said["rates"] = MEASURED_FIRST if isinstance(prepared.inputs.method, Curvature) else prepared.rates
             ours = agreement(prepared, assembly.client_metrics)
             for site, answer in self._ask({site: said | {"clients": self._clients[site]} for site in which}).items():
                 name, theirs = self.transport.sites[site], answer.get("agreement")

@@ -39,6 +39,7 @@ from rookery.files import fill_folder, read_json, slug, write_text
 from rookery.runs.compiled import keep_compiled
 from rookery.runs.fingerprint import difference
 from rookery.runs.folder import versions
+from rookery.runs.measured import awaited_rates, measuring_run, with_measured
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import describe
 from rookery.tasks.base import Assembly
@@ -46,6 +47,7 @@ from rookery.vectors import row
 
 HELLO, GOODBYE = "hello", "goodbye"  # what a site can be asked, besides `JOIN` and what its clients can
 SITE, JOINED = "site.json", "joined.json"
+MEASURED_FIRST = "measured"  # in the place of step sizes: the round that measures them is joined
 COMPARED = ("python", "jax", "numpy")  # what bits depend on, and all that the server is told of a site's machine
 
 
@@ -147,8 +149,14 @@ class Site:
         assembly = assembled(experiment, outline, None if outline is None else {self.name: self._own()})
         arguments = experiment.arguments(assembly)
         names = ("problem", "clients", "x", "y", "start", "sampling", "batch_size", "seed", "precision", "up", "down")
+        awaited, method = awaited_rates(experiment.method, assembly.problem)
         with experiment.advised():
-            prepared = prepare(method=experiment.method, **{name: arguments[name] for name in names})
+            prepared = prepare(method=method, **{name: arguments[name] for name in names})
+        rates = header.get("rates")
+        if measures := bool(awaited) and rates == MEASURED_FIRST:
+            prepared = measuring_run(prepared)
+        else:
+            prepared = with_measured(prepared, _checked_rates(rates, awaited))
         if any(not 0 <= i < prepared.config.population for i in clients):
             raise MessageError(f"site {self.name}: it is told to be clients {clients} of {prepared.config.population}")
         place = self.folder / "records" / slug(run)
@@ -162,7 +170,7 @@ class Site:
                 i,
                 self._wire,
                 row(prepared.carry.records, i),
-                folder=place / str(i),
+                folder=None if measures else place / str(i),  # what is measured leaves no record
             )
             for i in clients
         }
@@ -219,6 +227,16 @@ class Site:
                 write = lambda aside, own=own, arrays=arrays: safetensors.save_file(arrays, aside / own.name)
                 fill_folder(self.folder, write, last=own.name)
         return {"name": self.name}
+
+
+def _checked_rates(given: Any, awaited: tuple[str, ...]) -> dict[str, float]:
+    """The step sizes that were measured, as a server tells them."""
+    rates = {} if given is None else given
+    if not isinstance(rates, dict) or set(rates) != set(awaited):
+        raise MessageError(f"message: the measured step sizes of {', '.join(awaited) or 'nothing'} are to be told")
+    if any(type(rate) is not float or not 0 < rate < float("inf") for rate in rates.values()):
+        raise MessageError("message: a measured step size is no positive number")
+    return rates
 
 
 @contextlib.contextmanager

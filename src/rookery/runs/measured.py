@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from rookery.engines.base import Engine, PreparedRun, initial_carry
+from rookery.engines.base import NO_RECORDS, Carry, Engine, PreparedRun, initial_carry
 from rookery.errors import InputError
+from rookery.federation.client import Record
 from rookery.federation.fields import RatesField, meanings
 from rookery.federation.keys import before_first_round_key
 from rookery.federation.ledger import Ledger
@@ -18,7 +19,6 @@ from rookery.federation.measuring import curvature_of, step_sizes
 from rookery.federation.rates import Rates
 from rookery.problems.base import Problem
 from rookery.runs.result import RunState
-from rookery.vectors import Sequences
 
 
 def awaited_rates(method: Any, problem: Problem) -> tuple[tuple[str, ...], Any]:
@@ -50,30 +50,40 @@ def measured_run(
         rates: dict[str, float] = {name: before.rates[name] for name in names}
     else:
         rates, ledger = _measure(prepared, engine, ledger, names)
-    config = prepared.config
-    held = {name: np.asarray(rate, config.dtype) for name, rate in rates.items()}
+    return with_measured(prepared, rates), ledger
+
+
+def with_measured(prepared: PreparedRun, rates: Mapping[str, float]) -> PreparedRun:
+    """A run with step sizes that were measured, in the place of those that stood for them."""
+    if not rates:
+        return prepared
+    held = {name: np.asarray(rate, prepared.config.dtype) for name, rate in rates.items()}
     method = prepared.inputs.method
     method = with_rates(method, method.lr, held)
-    return dataclasses.replace(prepared, inputs=prepared.inputs._replace(method=method), rates=rates), ledger
+    return dataclasses.replace(prepared, inputs=prepared.inputs._replace(method=method), rates=dict(rates))
+
+
+def measuring_run(prepared: PreparedRun) -> PreparedRun:
+    """The run of one round that measures the curvatures of another's problem where that begins, on any engine."""
+    # What is measured is a few numbers, once: channels are for the messages of the method.
+    config, carry = dataclasses.replace(prepared.config, up=None, down=None), prepared.carry
+    measuring = curvature_of(config.problem)
+    inputs = prepared.inputs._replace(method=measuring, key=before_first_round_key(prepared.inputs.key))
+    if prepared.record is None:
+        begun, record = jax.device_get(initial_carry(config, measuring, carry.state.z, carry.records.local)), None
+    else:  # records are elsewhere
+        begun = Carry(jax.device_get(measuring.init(config.problem, carry.state.z)), NO_RECORDS)
+        record = Record(prepared.record.local, ())
+    return dataclasses.replace(prepared, config=config, inputs=inputs, carry=begun, record=record)
 
 
 def _measure(
     prepared: PreparedRun, engine: Engine, ledger: Ledger, names: tuple[str, ...]
 ) -> tuple[dict[str, float], Ledger]:
-    if getattr(engine, "elsewhere", False):
-        raise InputError(
-            "lr: 'auto' was given, and the clients are elsewhere, who measure nothing yet; give numbers, such as those "
-            "that result.rates has of a run on one machine"
-        )
-    # What is measured is a few numbers, once: channels are for the messages of the method.
-    config, carry = dataclasses.replace(prepared.config, up=None, down=None), prepared.carry
-    measuring = curvature_of(config.problem)
-    local: Sequences = carry.records.local
-    begun = jax.device_get(initial_carry(config, measuring, carry.state.z, local))
-    inputs = prepared.inputs._replace(method=measuring, key=before_first_round_key(prepared.inputs.key))
-    session = engine.open(dataclasses.replace(prepared, config=config, inputs=inputs, carry=begun), ledger)
+    measuring = measuring_run(prepared)
+    session = engine.open(measuring, ledger)
     done = session.advance(1)
     if done.broken:
         raise InputError("lr: 'auto' was given, and the directions are not finite where the run begins; give numbers")
-    found = step_sizes(session.carry.state, measuring)
+    found = step_sizes(session.carry.state, measuring.inputs.method)
     return {name: found[name] for name in names}, session.ledger
