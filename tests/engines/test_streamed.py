@@ -151,6 +151,17 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, sources):
     assert sum(len(np.load(folder / "records" / name / "clients.npy")) for name in kept) <= 4 * len(SIZES)
 
 
+@pytest.mark.parametrize("last", ["streamed", "local"])
+def test_engines_take_turns_at_a_folder_of_checkpoints(tmp_path, last):
+    method, folder = rk.Scaffold(lr=0.05, local_steps=2), tmp_path / "checkpoints"
+    options = {"x": START["x"], "sampling": rk.Uniform(3), "batch_size": 2, "precision": "float64"}
+    ran(SINGLE, method, rounds=15, checkpoints=rk.Checkpoints(folder, every=2))
+    rk.resume(folder, SINGLE, method, CLIENTS, rounds=17, engine="streamed", **options)
+    resumed = rk.resume(folder, SINGLE, method, CLIENTS, rounds=23, engine=last, **options)
+    for a, b in zip(ran(SINGLE, method).state.leaves, resumed.state.leaves):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_a_damaged_segment_makes_a_checkpoint_damaged(tmp_path):
     method, folder = rk.Scaffold(lr=0.05), tmp_path / "checkpoints"
     ran(SINGLE, method, engine="streamed", rounds=4, checkpoints=rk.Checkpoints(folder, every=2))

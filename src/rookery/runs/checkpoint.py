@@ -115,7 +115,7 @@ def open_checkpoints(
                 write_text(folder / PLAN, json.dumps(described, indent=1))
             if previous is not None:
                 saver.last = previous.state.round
-                saver.segments = [] if previous.state.segments is None else list(previous.state.segments[1])
+                saver.segments = None if previous.state.segments is None else list(previous.state.segments[1])
             yield saver, previous
             return
         refuse_used(folder, argument)
@@ -165,7 +165,8 @@ class Saver:
         self.fingerprint = dict(fingerprint)
         self.saved = time.monotonic()
         self.last: int | None = None  # the round of the newest one that is whole
-        self.segments: list[Segment] = []  # what it has of records that are in a file
+        # What it has of records that are in a file; None: it is of a run that had them in memory.
+        self.segments: list[Segment] | None = []
 
     def next(self, round: int) -> float:
         """The next round at which one is due whatever the time."""
@@ -216,7 +217,9 @@ class Saver:
             if target.exists():  # of an earlier life of this run, and damaged
                 remove_folder(target)
             if state.store is not None:
-                segments += write_changed(self.folder, state.round, state.store, self.segments)
+                if self.segments is None:  # what goes on from it knows of no records but those in segments
+                    state.store.changed[:] = True
+                segments += write_changed(self.folder, state.round, state.store, self.segments or [])
             write_folder(target, write)
             for old in _found(self.folder)[self.keep :]:
                 remove_folder(old)
