@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import warnings
 
 import jax
@@ -12,6 +14,7 @@ import pytest
 import rookery as rk
 from rookery.engines.records import RecordStore
 from rookery.federation.client import Record
+from rookery.runs.segments import replay, write_changed
 from rookery.vectors import Sequences
 
 RNG = np.random.default_rng(0)
@@ -180,6 +183,35 @@ def test_checkpoints_write_what_changed(tmp_path):
     first, second = (np.load(folder / "records" / f"round-00000000{n}" / "clients.npy") for n in (4, 8))
     assert len(first) <= 12 and len(second) <= 12
     assert not np.array_equal(first, second)
+
+
+@pytest.fixture
+def full_disk():
+    """Makes the operating system refuse to write beyond some bytes of a file, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_disk_without_room_for_records_is_told_in_a_sentence(tmp_path, full_disk):
+    engine = rk.Streamed(window=NARROW, folder=tmp_path)
+    fill = lambda round, row: full_disk(30) if round else None
+    with pytest.raises(rk.StorageError, match=r"folder: clients' records cannot be written to .*: File too large"):
+        ran(SINGLE, rk.Scaffold(lr=0.05), engine=engine, rounds=1000, callbacks=[fill])
+
+
+def test_a_disk_without_room_for_a_segment_is_told_in_a_sentence(tmp_path, full_disk):
+    first = Record(Sequences({}), {"c": np.broadcast_to(np.float64(0), (40, 1))})
+    store = RecordStore(first)
+    store.write(np.arange(40), Record(Sequences({}), {"c": np.ones((40, 1))}))
+    whole = write_changed(tmp_path, 1, store, [])
+    np.testing.assert_array_equal(replay(tmp_path, whole, first).state["c"], np.ones((40, 1)))
+    full_disk(100)
+    with pytest.raises(OSError, match="File too large"):
+        write_changed(tmp_path, 2, store, [])
+    assert [path.name for path in (tmp_path / "records").iterdir()] == ["round-000000001"]
 
 
 def test_records_that_began_as_something_else_are_found():

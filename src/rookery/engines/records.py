@@ -1,13 +1,18 @@
 """Every client's record in a file, of which only the cohort's parts are in memory. Imports contracts only.
 
-A record is one row of the file, all its arrays one after another; the file is as long as the population, and has no
-room on the disk for clients that nobody has written yet.
+A record is one row of the file, all its arrays one after another; the file is as long as the population, and of pages
+in which nobody has been written yet the disk has nothing. Rows are written by calls, since a disk that is full refuses
+these, and kills the process that writes to a mapped page.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import os
 import tempfile
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +43,28 @@ class RecordStore:
         self.written = np.zeros(self.population, bool)
         self.changed = np.zeros(self.population, bool)  # since the last checkpoint
         self._looked_at = 0
-        self._file = self._open(folder) if self.population else np.zeros((0, 0), np.uint8)
+        self._where = str(tempfile.gettempdir() if folder is None else folder)
+        if self.population:
+            self._open(folder)
 
-    def _open(self, folder: str | Path | None) -> np.ndarray:
+    def _open(self, folder: str | Path | None) -> None:
+        with self._told():
+            file = tempfile.TemporaryFile(prefix="rookery-records-", dir=folder, buffering=0)  # noqa: SIM115
+            weakref.finalize(self, file.close)
+            file.truncate(self.population * self.row_bytes)
+            self._number = file.fileno()
+            self._rows = np.memmap(file, np.uint8, "r", shape=(self.population, self.row_bytes))
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Says in a sentence that the disk refuses something."""
         try:
-            with tempfile.TemporaryFile(prefix="rookery-records-", dir=folder) as file:  # open as long as it is mapped
-                file.truncate(self.population * self.row_bytes)
-                return np.memmap(file, np.uint8, "r+", shape=(self.population, self.row_bytes))
+            yield
         except OSError as error:
-            raise StorageError(f"records: {str(folder)!r} cannot be written: {error.strerror}") from error
+            raise StorageError(
+                f"folder: clients' records cannot be written to {self._where!r}: {error.strerror}; free some space "
+                "there, or name another with rk.Streamed(folder=...)"
+            ) from error
 
     @property
     def row_bytes(self) -> int:
@@ -67,13 +85,16 @@ class RecordStore:
         """The same as rows of the file."""
         if not self.leaves:
             return np.zeros(len(clients), self._row)
-        rows = np.asarray(self._file[clients]).view(self._row)[:, 0]
-        fresh = ~self.written[clients]
-        if fresh.any():
-            for i, leaf in enumerate(self._first):
-                rows[str(i)][fresh] = leaf[clients[fresh]]
+        rows, known = np.empty(len(clients), self._row), self.written[clients]
+        self._as_bytes(rows)[known] = self._rows[clients[known]]
+        fresh = clients[~known]
+        for i, leaf in enumerate(self._first):
+            rows[str(i)][~known] = leaf[fresh]
         self._let_go(len(clients))
         return rows
+
+    def _as_bytes(self, rows: np.ndarray) -> np.ndarray:
+        return rows.view(np.uint8).reshape(len(rows), self.row_bytes)
 
     def write(self, clients: np.ndarray, records: Record) -> None:
         """Puts the records of some clients; what is put twice is the same."""
@@ -86,9 +107,20 @@ class RecordStore:
 
     def write_rows(self, clients: np.ndarray, rows: np.ndarray) -> None:
         """The same from rows of the file."""
-        self._file[clients] = rows.view(np.uint8).reshape(len(clients), self.row_bytes)
-        self.written[clients] = self.changed[clients] = True
-        self._let_go(len(clients))
+        self._put(clients, rows)
+        self.changed[clients] = True
+
+    def _put(self, clients: np.ndarray, rows: np.ndarray) -> None:
+        """Writes rows; those of neighbours in one go."""
+        ends = np.flatnonzero(np.diff(clients, append=-1) != 1) + 1
+        begins = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+        content, size = memoryview(self._as_bytes(rows).reshape(-1)), self.row_bytes
+        with self._told():
+            for begin, end, at in zip(*((some * size).tolist() for some in (begins, ends, clients[begins]))):
+                while begin < end:  # a disk that is nearly full takes a part
+                    put = _write_at(self._number, content[begin:end], at)
+                    begin, at = begin + put, at + put
+        self.written[clients] = True
 
     def all(self) -> Record:
         """The records of all clients, as views of the file."""
@@ -98,14 +130,25 @@ class RecordStore:
             fresh = np.flatnonzero(~self.written)
             for begin in range(0, len(fresh), BLOCK):
                 some = fresh[begin : begin + BLOCK]
-                self._file[some] = self.read_rows(some).view(np.uint8).reshape(len(some), self.row_bytes)
-        rows = self._file.view(self._row)[:, 0]
+                rows = self.read_rows(some)
+                told = self._as_bytes(rows).any(axis=1)
+                self._put(some[told], rows[told])
+                self.written[some] = True
+        rows = self._rows.view(self._row)[:, 0]
         return jax.tree.unflatten(self._structure, [rows[name] for name in self._row.names or ()])
 
     def _let_go(self, clients: int) -> None:
         """Gives the pages of the file back to the system from time to time; what is in them stays."""
         self._looked_at += clients * max(self.row_bytes, mmap.PAGESIZE)
-        mapped: Any = self._file
+        mapped: Any = self._rows
         if self._looked_at > TOUCHED and hasattr(mmap, "MADV_DONTNEED"):
             mapped._mmap.madvise(mmap.MADV_DONTNEED)
             self._looked_at = 0
+
+
+def _write_at_on_windows(number: int, content: memoryview, at: int) -> int:
+    os.lseek(number, at, os.SEEK_SET)
+    return os.write(number, content)
+
+
+_write_at = getattr(os, "pwrite", _write_at_on_windows)

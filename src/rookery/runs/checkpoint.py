@@ -185,6 +185,8 @@ class Saver:
     def check_space(self, state: RunState) -> None:
         """Refuses a disk on which what is kept will not fit, before any time is spent."""
         needed = (self.keep + 2) * sum(leaf.nbytes for leaf in state.in_memory) + SLACK
+        if state.store is not None and self.segments is None:
+            needed += state.store.population * state.store.row_bytes
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             raise StorageError(

@@ -281,7 +281,8 @@ class _Loop:
             self.save()
             raise Interrupted(self.interrupted()) from None
         except StorageError as error:
-            error.result = self.result("interrupted", None)
+            with contextlib.suppress(StorageError):  # of clients' records, which the disk may not take either
+                error.result = self.result("interrupted", None)
             raise
         except ClientsFailed as error:  # the round was undone: what was done before it is kept
             self.save()
