@@ -192,6 +192,33 @@ def test_tracking_comes_to_the_solution_and_to_consensus():
     assert result.history["consensus_error"][-1] <= 1e-10
 
 
+PACKED = {
+    "ef21:topk:0.5": rk.Mixing(rk.Ring(), step=0.5),
+    "ef21:topk:0.3": rk.Mixing(rk.Ring(), step=0.3),
+    "diana:randk:0.5": rk.Mixing(rk.Torus(2, 3), step=0.3),
+    "ef21:quantise:4": rk.RandomGraph(0.5),
+}
+
+
+@pytest.mark.parametrize("up", PACKED)
+def test_tracking_is_exact_with_packed_differences(up):
+    """What a channel loses of a client's own value is put back where neighbours mix, so that means stay what they
+    are."""
+    result = run(rk.GossipTracking(lr=rk.Rates(0.05), mixing=PACKED[up]), rounds=6000, up=up)
+    assert np.abs(flat(result.x) - E1.solution()).max() <= 1e-10
+    assert result.history["consensus_error"][-1] <= 1e-10
+
+
+def test_whatever_is_lost_means_stay():
+    """The mean of the estimates s_i is that of the directions d_i, with a stage that loses most of every message."""
+    result = run(rk.GossipTracking(lr=rk.Rates(0.01), mixing=rk.Ring()), rounds=5, up="topk:0.01+quantise:2")
+    leaves = [leaf for leaf in result.state.leaves if leaf.shape[:1] == (N,)]
+    each = len(leaves) // 3  # of z, s and d
+    for s, d in zip(leaves[each : 2 * each], leaves[2 * each :]):
+        assert np.abs(d).max() > 1e-3
+        np.testing.assert_allclose(s.mean(axis=0), d.mean(axis=0), atol=1e-14)
+
+
 def test_gbdsbo_rests_where_the_closed_form_says():
     """Its matrices do not depend on the point: they rest by themselves, and x and y solve a linear system."""
     alpha, gamma, lam, beta, b = 0.05, 0.1, 0.15, 0.3, 4
@@ -242,6 +269,15 @@ def test_engines_agree_on_a_graph(adapt):
             np.testing.assert_allclose(a, b, atol=1e-12, rtol=0)
 
 
+def test_engines_agree_on_packed_messages():
+    method, up = rk.GossipTracking(lr=rk.Rates(0.05), mixing=rk.Mixing(rk.Ring(), step=0.5)), "ef21:topk:0.5+quantise:8"
+    one = run(method, batch_size=2, up=up)
+    for engine in ("eager", rk.Local(at_once=4), "streamed", rk.Mesh(), rk.Mesh(ordered=True)):
+        other = run(method, batch_size=2, up=up, engine=engine)
+        assert difference(one, other) <= 1e-12
+        assert one.ledger == other.ledger
+
+
 def test_it_goes_on_bit_for_bit():
     method = rk.GossipTracking(lr=rk.Rates(0.05), mixing=rk.Torus(2, 3))
     whole, half = run(method, rounds=8, batch_size=2), run(method, rounds=4, batch_size=2)
@@ -281,6 +317,7 @@ def test_sweeps_have_the_columns_of_a_run():
             {"metrics": lambda z: {"spectral_gap": 0.0}},
             "metrics: 'spectral_gap' is what client_metrics give as well, or the",
         ),
+        ({"down": [rk.Quantise(8)]}, "and with Gossip no server sends anything"),
         ({"stop": {"gap": 1.0}}, "there is no metric 'gap'; there are consensus_error, spectral_gap"),
     ],
 )
@@ -301,6 +338,13 @@ def test_what_does_not_fit_is_refused(options, sentence):
 def test_settings_that_do_not_fit_are_refused(method, sentence):
     with pytest.raises(rk.InputError, match=re.escape(sentence)):
         run(method)
+
+
+def test_clients_who_share_nothing_cannot_mix():
+    problem = rk.Single(lambda x, e: (x - e["a"]) ** 2, scope="local")
+    clients = rk.federate([{"a": np.ones(2)}, {"a": np.zeros(2)}])
+    with pytest.raises(rk.InputError, match="all its sequences are the clients' own, and Gossip mixes what they share"):
+        rk.run(problem, rk.Gossip(lr=0.1), clients, x=0.0, rounds=1)
 
 
 @rk.method

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -30,6 +31,19 @@ STAGES = [
     rk.CountSketch(0.5),
     rk.CountSketch(0.5, rows=3),
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsure(ch.Stage):
+    """Unbiased, and does not say how far off."""
+
+    unbiased = True
+
+    def pack(self, array, key):
+        return {"same": array}
+
+    def unpack(self, arrays, shape):
+        return arrays["same"]
 
 
 def line(*stages):
@@ -92,6 +106,32 @@ def test_unbiased_within_its_variance(stage, array):
 def test_biased_ones_contract(stage, array):
     lost = through(stage, array, jax.random.key(1)) - array
     assert jnp.sum(lost**2) < jnp.sum(array**2)
+
+
+def test_numbers_too_large_to_be_divided_by_are_not_lost():
+    huge = jnp.asarray([9e37, -9e37, 3e37], jnp.float32)
+    np.testing.assert_allclose(through(rk.Quantise(8), huge, jax.random.key(0)), huge, rtol=0.01)
+
+
+@pytest.mark.parametrize("stage", [rk.Quantise(8), rk.TopK(0.5), rk.Sign(), rk.Quantise(4, stochastic=True)], ids=str)
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_run_that_diverges_says_so(stage, way):
+    """x <- x - 3 x doubles in every round, whatever a channel does to it."""
+    if stage.random and way == "down":
+        pytest.skip("down takes stages that draw nothing")
+    clients = rk.federate([{"a": np.ones((2, 4))}])
+    problem = rk.Single(lambda x, e: 0.5 * jnp.sum(e["a"] * x**2))
+    with pytest.warns(rk.DivergenceWarning):
+        result = rk.run(problem, rk.FedAvg(lr=3.0), clients, x=np.ones(4), rounds=400, **{way: [stage]})
+    assert result.status == "diverged"
+
+
+def test_a_variance_is_that_of_what_reaches_a_stage():
+    """Diana's alpha is 1 / (1 + omega): RandK's of 60 entries, and Quantise's of the 12 that are left."""
+    quantise = rk.Quantise(2, stochastic=True)
+    both = (1 + 4) * (1 + min(12 / 4, math.sqrt(12)))
+    kept = rk.Diana(rk.RandK(0.2), quantise).keeps(jnp.zeros(60), jnp.ones(60), jnp.zeros(60))
+    np.testing.assert_allclose(kept, 1 / both, rtol=1e-6)
 
 
 def test_low_rank_is_near_the_best_of_its_rank():
@@ -192,6 +232,23 @@ def test_packed_differences_keep_the_fixed_point(channel):
     assert error_of(up=channel) <= 1e-9
 
 
+@pytest.mark.parametrize("method", [rk.FedBiO, rk.FedMSA, rk.ShroFBO], ids=lambda cls: cls.__name__)
+def test_packed_differences_rest_where_the_method_does(method):
+    """Methods of one exchange and of two, at their own fixed points."""
+    exact, made = bed("E1"), method(lr=rk.Rates(0.05))
+    own = rk.fixed_point(exact.problem, made, exact.clients, **exact.start(leaves=2)).flat("x")
+    rested = run(exact, made, rounds=3000, up="ef21:topk:0.5")
+    np.testing.assert_allclose(flat(rested.x), own, atol=1e-8)
+
+
+@pytest.mark.parametrize("feedback", ["error-feedback", "ef21"])
+def test_a_text_means_entries_that_are_not_scaled_up_there(feedback):
+    """Scaled up by 1 / fraction, what is kept would grow without a bound."""
+    channel = ch.make_channel("up", f"{feedback}:randk:0.4", ("x",))
+    assert channel is not None and channel.default.stages == (rk.RandK(0.4, scaled=False),)
+    assert error_of(up=f"{feedback}:randk:0.4") < 1
+
+
 @pytest.mark.parametrize("channel", ["topk:0.3", "sign"])
 def test_biased_stages_alone_do_not(channel):
     assert error_of(up=channel) > 1e-2
@@ -243,6 +300,47 @@ def test_other_channels_are_another_run(tmp_path):
         rk.resume(tmp_path / "c", exact.problem, method, exact.clients, rounds=6, up="ef21:topk:0.9", **options)
 
 
+def test_what_another_feedback_kept_is_refused():
+    exact, method = bed("E1"), rk.SimFBO(lr=LR)
+    half = run(exact, method, rounds=2, up="error-feedback:topk:0.4").state
+    for up, kept in (("ef21:topk:0.4", "EF21 of default"), ((), "nothing")):
+        said = f"state: its clients' channels keep ErrorFeedback of default, and those of this run \\(up\\) keep {kept}"
+        with pytest.raises(rk.InputError, match=said):
+            run(exact, method, rounds=2, up=up, state=half)
+
+
+@pytest.mark.parametrize("engine", ["local", "eager"])
+def test_what_is_kept_must_be_finite(engine):
+    """A reply that is not finite where it is not drawn: what is kept of it is not, and no good state has that."""
+    clients = rk.federate([{"a": np.ones((1, 4))}])
+    # The gradient of the last entry is infinite at 0, which the second round comes to.
+    problem = rk.Single(lambda x, e: jnp.sum(e["a"][:3] * x[:3]) + jnp.sqrt(jnp.abs(x[3])))
+    up = rk.ErrorFeedback(rk.RandK(0.25, scaled=False))
+    with pytest.warns(rk.DivergenceWarning, match="what a channel keeps|x"):
+        result = rk.run(problem, rk.FedAvg(lr=0.5), clients, x=np.zeros(4), rounds=3, up=up, engine=engine)
+    assert result.status == "diverged" and result.state.round == 0
+    assert all(np.isfinite(leaf).all() for leaf in result.state.leaves if leaf.dtype.kind == "f")
+
+
+def test_stages_by_sequence_need_no_one_shape():
+    """A phase that replies in two shapes: a feedback is kept for one, and stages keep nothing."""
+
+    @rk.method
+    class TwoShapes(rk.SimFBO):
+        def round(self, state, cohort):
+            whole = cohort.mean("told", state.z)
+            part = cohort.mean("told", state.z.only(("x",)))
+            return state.next(z=state.z - 0.1 * whole.merged(whole.only(("x",)) - part))
+
+        def told(self, client, z):
+            return z
+
+    exact = bed("E1")
+    run(exact, TwoShapes(lr=LR), rounds=1, up=rk.Per(x=rk.TopK(0.5)))
+    with pytest.raises(rk.InputError, match="phase 'told' replies in several shapes, and a feedback is kept for one"):
+        run(exact, TwoShapes(lr=LR), rounds=1, up=rk.Per(x=rk.EF21(rk.TopK(0.5))))
+
+
 def test_an_absent_client_keeps_what_it_has():
     exact = bed("E1")
     options = {"sampling": rk.Uniform(1), "up": rk.ErrorFeedback(rk.TopK(0.01))}
@@ -269,7 +367,17 @@ def test_a_sweep_over_channels():
 # What a user gives.
 
 
-@pytest.mark.parametrize("stage", [*STAGES, rk.EF21(rk.TopK(0.1), rk.Quantise(4)), rk.Diana(rk.RandK(0.5))], ids=str)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        *STAGES,
+        rk.TopK(np.float64(0.1)),
+        rk.EF21(rk.TopK(0.1), rk.Quantise(4)),
+        rk.Diana(rk.RandK(0.5)),
+        rk.EF21(rk.RandK(0.1, scaled=False)),
+    ],
+    ids=str,
+)
 def test_a_text_says_the_same(stage):
     assert ch.make_channel("up", str(stage), ("x",)) == ch.make_channel("up", stage, ("x",))
 
@@ -289,11 +397,18 @@ def test_a_text_by_sequence():
         (lambda: rk.CountSketch(rows=2), "CountSketch: 2 rows"),
         (lambda: rk.Diana(rk.TopK(0.1)), "Diana: topk:0.1 was given, which is biased"),
         (lambda: rk.Diana(rk.RandK(0.1), alpha="a"), "Diana: alpha 'a' was given"),
-        (lambda: ch.make_channel("up", "x=", ("x",)), "up: 'x=' has x without a channel"),
+        (lambda: ch.make_channel("up", "x=", ("x",)), "up: 'x=' has x without a channel or a name"),
+        (lambda: rk.Diana(Unsure()), "Diana: Unsure() was given, which does not say its variance; give alpha=, too"),
         (lambda: ch.make_channel("up", "x=sign;x=topk", ("x",)), "up: 'x=sign;x=topk' has x twice"),
         (lambda: ch.make_channel("up", "ef21:", ("x",)), "up: 'ef21:' was given; allowed are"),
         (lambda: ch.make_channel("up", "quantise:9", ("x",)), "up: Quantise: 9 bits"),
         (lambda: rk.EF21(), "EF21: no stage"),
+        (lambda: rk.EF21(rk.RandK(0.1)), "EF21: RandK(fraction=0.1, scaled=True) was given, which may lose more"),
+        (lambda: rk.ErrorFeedback(rk.CountSketch(0.1)), "ErrorFeedback: CountSketch(fraction=0.1, rows=1) was given"),
+        (lambda: ch.make_channel("up", "ef21:quantise:1", ("x",)), "up: EF21: Quantise(bits=1"),
+        (lambda: rk.Quantise(8, stochastic="no"), "Quantise: stochastic='no' was given; True or False is needed"),  # type: ignore
+        (lambda: rk.RandK(0.1, scaled=1), "RandK: scaled=1 was given"),  # type: ignore
+        (lambda: ch.make_channel("up", "=", ("x",)), "up: '=' has '=' without a channel or a name"),
         (lambda: ch.make_channel("up", "topq:0.1", ("x",)), "up: 'topq:0.1' was given"),
         (lambda: ch.make_channel("up", "topk:much", ("x",)), "up: 'topk:much' was given"),
         (lambda: ch.make_channel("up", rk.Per(z=rk.Sign()), ("x",)), "up: 'z'"),
@@ -306,6 +421,14 @@ def test_bad_input_gets_one_sentence(make, said):
     with pytest.raises(rk.InputError) as found:
         make()
     assert str(found.value).startswith(said)
+
+
+def test_a_key_that_a_packed_array_could_be_taken_for_is_refused():
+    problem = rk.Single(lambda x, e: jnp.sum((x["packed w"] - e["a"]) ** 2))
+    clients = rk.federate([{"a": np.ones((2, 4))}])
+    for way in ("up", "down"):
+        with pytest.raises(rk.InputError, match=f"{way}: a sequence has the key 'packed w'"):
+            rk.run(problem, rk.FedAvg(lr=0.1), clients, x={"packed w": np.zeros(4)}, rounds=1, **{way: "quantise:8"})
 
 
 def test_a_channel_is_of_a_sequence_and_not_of_a_users_keys():

@@ -93,7 +93,21 @@ def test_a_shell_names_graphs(text, graph):
     assert read_mixing("mixing", text) == rk.Mixing(graph)
 
 
-@pytest.mark.parametrize("text", ["star", "ring:3", "torus:4", "torus:4x", "random", "random:many", ""])
+def test_a_shell_says_the_step():
+    assert read_mixing("mixing", "torus:4x5@0.3") == rk.Mixing(rk.Torus(4, 5), step=0.3)
+    with pytest.raises(rk.InputError, match=r"mixing\.step: 2\.0 was given; a number above 0 and up to 1 is needed"):
+        read_mixing("mixing", "ring@2")
+
+
+def test_a_step_is_a_part_of_the_way():
+    whole, part = rk.Mixing(rk.Ring()), rk.Mixing(rk.Ring(), step=0.25)
+    np.testing.assert_allclose(part.matrix(6), 0.75 * np.eye(6) + 0.25 * whole.matrix(6), atol=1e-15)
+    assert part.spectral_gap(6) < whole.spectral_gap(6)
+
+
+@pytest.mark.parametrize(
+    "text", ["star", "ring:3", "torus:4", "torus:4x", "random", "random:many", "", "ring@", "ring@a"]
+)
 def test_a_shell_names_no_others(text):
     with pytest.raises(rk.InputError, match=f"mixing: '{text}' was given; allowed are ring"):
         read_mixing("mixing", text)
@@ -108,9 +122,17 @@ class Apart(rk.Graph):
         return table
 
 
+class Broken(rk.Graph):
+    """A graph whose table cannot be made."""
+
+    def neighbours(self, population):
+        return np.zeros((population, population))[population]
+
+
 @pytest.mark.parametrize(
     ("graph", "sentence"),
     [
+        (Broken(), "mixing.graph: Broken.neighbours fails, with IndexError: index 6 is out of bounds"),
         (rk.Torus(4, 5), "mixing.graph: a torus of 4 x 5 was given; 6 clients do not fill it"),
         (rk.Torus(4), "mixing.graph: a torus of 4 x 1 was given"),
         (rk.RandomGraph(0.0), "mixing.graph.p: 0.0 was given; 0 < p <= 1 is needed"),
@@ -123,6 +145,20 @@ class Apart(rk.Graph):
 def test_what_does_not_fit_is_refused(graph, sentence):
     with pytest.raises(rk.InputError, match=re.escape(sentence)):
         rk.Mixing(graph).matrix(6)
+
+
+def test_a_graph_of_an_array_is_refused():
+    @rk.struct
+    class Table(rk.Graph):
+        table: np.ndarray = rk.static()
+
+        def neighbours(self, population):
+            return self.table
+
+    with pytest.raises(
+        rk.InputError, match=r"mixing\.graph: Table has a field that is no fixed value, such as an array"
+    ):
+        rk.Mixing(Table(np.ones((2, 2)) - np.eye(2)))
 
 
 def test_what_is_no_graph_is_refused():

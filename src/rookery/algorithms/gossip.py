@@ -31,6 +31,10 @@ class Decentralised:
 
     def check(self, problem: Problem, population: int) -> None:
         self.mixing.matrix(population)  # refuses a graph that does not fit
+        if not problem.shared:
+            raise InputError(
+                f"problem: all its sequences are the clients' own, and {type(self).__name__} mixes what they share"
+            )
 
     def round(self, state: State, cohort: Cohort) -> State:
         return state.next(z=cohort.mix(self.mixing, "give", "take"))

@@ -160,21 +160,25 @@ def non_finite(carry: Carry, elsewhere: Collection[str] = ()) -> tuple[str, ...]
     """The names of what is not finite: sequences first, otherwise fields of the server's or the clients' state.
     `elsewhere` is what clients say of records that are not here."""
     names = tuple(name for name, tree in carry.values().items() if broken(tree))
-    names += tuple(name for name in elsewhere if name not in (*names, CLIENT_STATE))
+    names += tuple(name for name in elsewhere if name not in (*names, *OF_CLIENTS))
     if names:
         return names
     fields = [f.name for f in dataclasses.fields(carry.state) if f.name != "z"]
     names = tuple(f"state.{name}" for name in fields if broken(getattr(carry.state, name)))
-    return names + ((CLIENT_STATE,) if broken(carry.records.state) or CLIENT_STATE in elsewhere else ())
+    return names + tuple(name for name in OF_CLIENTS if name in elsewhere or name in _broken_of_clients(carry.records))
 
 
 def non_finite_record(record: Record) -> tuple[str, ...]:
     """The same of one client's record."""
     names = tuple(name for name, tree in record.local.trees().items() if broken(tree))
-    return names or ((CLIENT_STATE,) if broken(record.state) else ())
+    return names or _broken_of_clients(record)
 
 
-CLIENT_STATE = "client state"
+def _broken_of_clients(record: Record) -> tuple[str, ...]:
+    return tuple(name for name, tree in zip(OF_CLIENTS, (record.state, record.channels)) if broken(tree))
+
+
+OF_CLIENTS = ("client state", "what a channel keeps")
 
 
 def broken(tree: Any) -> bool:

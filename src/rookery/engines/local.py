@@ -15,10 +15,9 @@ import numpy as np
 from rookery.data.batches import Shard, shard
 from rookery.data.federated import Level, cast
 from rookery.engines.base import Advance, Carry, Inputs, PreparedRun, non_finite
-from rookery.errors import InputError
 from rookery.federation import counts
 from rookery.federation.channels import map_vectors, pack_vector, unpack_vectors
-from rookery.federation.client import Call, ProgramConfig, Record, Traits, answer, received
+from rookery.federation.client import Call, ProgramConfig, Record, Traits, answer, received, with_own
 from rookery.federation.cohort import Cohort
 from rookery.federation.delivered import Audience, Delivered
 from rookery.federation.evaluation import TEST, ClientMetrics, evaluate_all
@@ -72,7 +71,7 @@ class Program:
     ordered: bool = False  # whether sums over devices are in the order of clients
 
     def round(
-        self, inputs: Inputs, carry: Carry, noted: dict[str, Any] | None = None
+        self, inputs: Inputs, carry: Carry, noted: dict[str, list[Any]] | None = None
     ) -> tuple[Carry, Totals, jax.Array]:
         """One round as a pure function: the new carry, what it cost, and whether everything is still finite. What
         every phase replies is noted, by its shapes, where somebody asks."""
@@ -86,7 +85,7 @@ class Program:
             state = jax.tree.map(partial(jnp.where, happened), state, carry.state.skip())
         return Carry(state, trace.records), trace.tally.totals(), trace.finite & _all_finite(state)
 
-    def start(self, inputs: Inputs, carry: Carry, noted: dict[str, Any] | None = None) -> tuple[Carry, Totals]:
+    def start(self, inputs: Inputs, carry: Carry, noted: dict[str, list[Any]] | None = None) -> tuple[Carry, Totals]:
         """What a method does once, before the first round."""
         key = before_first_round_key(inputs.key)
         trace = _Trace(self, inputs, carry, key, noted)
@@ -135,6 +134,21 @@ def copied(carry: Carry) -> Carry:
     return jax.tree.map(jnp.copy, carry)
 
 
+def placed(carry: Carry) -> Carry:
+    """A carry of the host on the device, which `advance` may take over. Records that begin alike are a view of one
+    there, and are made many on the device."""
+    leaves, structure = jax.tree.flatten(carry)
+    one = [leaf[:1] if isinstance(leaf, np.ndarray) and leaf.strides[:1] == (0,) else leaf for leaf in leaves]
+    made = _filled(jax.device_put(one), tuple(np.shape(leaf) for leaf in leaves))
+    return jax.tree.unflatten(structure, made)
+
+
+@partial(jax.jit, static_argnums=1)
+def _filled(leaves: list[jax.Array], shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
+    """Copies of arrays, with one row made as many as there are to be."""
+    return [jnp.copy(jnp.broadcast_to(leaf, shape)) for leaf, shape in zip(leaves, shapes)]
+
+
 @partial(jax.jit, donate_argnums=0)
 def _copied_into(place: Carry, carry: Carry) -> Carry:
     """A copy in the place of another, which is given up."""
@@ -152,7 +166,7 @@ class _Standing(NamedTuple):
 
     carry: Carry | None  # None: a call has taken it over
     ledger: Ledger
-    held: Carry | None = None  # a copy from some rounds ago
+    held: Carry | None = None  # a copy from some rounds ago; None: what the session was opened with, on the host
     since: int = 0  # how many
 
 
@@ -160,15 +174,18 @@ class LocalSession:
     """A run in progress: its carry stays on the device between calls.
 
     A call takes the carry over, so that what it began from is gone. Rounds are a function of the carry: where a call
-    diverges, or an interrupt comes before its end, what there was is found by running up to it again from a copy that
-    is held. The copy is made anew where that takes a small part of the time since.
+    diverges, or an interrupt comes before its end, what there was is found by running up to it again: from what it was
+    opened with, which is on the host, and later from a copy that is made anew where that takes a small part of the time
+    since.
     """
 
     def __init__(self, program: Program, prepared: PreparedRun, ledger: Ledger):
         self.program = program
         self.inputs = self._put_inputs(prepared.inputs)
-        self._at = _Standing(copied(self._put_carry(prepared.carry)), ledger)
-        self._copied_at, self._copy_seconds = 0.0, 0.0  # when, and how long it took
+        self._first: Carry | None = prepared.carry  # as long as the copy to go back to is this one
+        begun = time.perf_counter()
+        self._at = _Standing(jax.block_until_ready(self._put_carry(prepared.carry)), ledger)
+        self._copied(begun)
         self._test: Shard | None = None  # the clients' test examples, when they are first asked for
 
     @property
@@ -184,8 +201,12 @@ class LocalSession:
         """The carry as it is on the devices; the next call takes it over."""
         if self._at.carry is None:  # found again
             at = self._at
-            assert at.held is not None
-            carry, _, _, _ = self._advance(copied(at.held), at.since)
+            if at.held is None:
+                assert self._first is not None
+                carry = self._put_carry(self._first)
+            else:
+                carry = copied(at.held)
+            carry, _, _, _ = self._advance(carry, at.since)
             self._at = at._replace(carry=carry)
         return self._at.carry  # type: ignore[return-value]
 
@@ -197,7 +218,7 @@ class LocalSession:
         return jax.device_put(inputs)
 
     def _put_carry(self, carry: Carry) -> Carry:
-        return jax.device_put(carry)
+        return placed(carry)
 
     def _advance(self, carry: Carry, rounds: int) -> tuple:
         return advance(self.program, self.inputs, carry, jnp.int32(rounds))
@@ -207,6 +228,7 @@ class LocalSession:
 
     def start(self) -> None:
         carry, cost = self._start(self.standing)
+        self._first = None
         self._at = _Standing(copied(carry), self._costing(cost))
 
     def advance(self, rounds: int) -> Advance:
@@ -238,12 +260,17 @@ class LocalSession:
     def _hold(self) -> None:
         """Holds a copy of where the run stands, unless the last one is recent for what a copy takes."""
         carry, at, begun = self.standing, self._at, time.perf_counter()
-        if at.held is not None and self._is_recent(begun - self._copied_at):
+        has_one = at.held is not None or self._first is not None
+        if has_one and self._is_recent(begun - self._copied_at):
             return
         self._at = at._replace(held=None)
         held = copied(carry) if at.held is None else _copied_into(at.held, carry)
-        jax.block_until_ready(held)
-        self._at = at._replace(held=held, since=0)
+        self._at = at._replace(held=jax.block_until_ready(held), since=0)
+        self._first = None
+        self._copied(begun)
+
+    def _copied(self, begun: float) -> None:
+        """Notes when a copy was made, and how long it took."""
         self._copied_at = time.perf_counter()
         self._copy_seconds = self._copied_at - begun
 
@@ -259,7 +286,7 @@ class _Trace:
     """What one round builds up while its program is traced."""
 
     def __init__(
-        self, program: Program, inputs: Inputs, carry: Carry, key: jax.Array, noted: dict[str, Any] | None = None
+        self, program: Program, inputs: Inputs, carry: Carry, key: jax.Array, noted: dict[str, list[Any]] | None = None
     ):
         self.noted = noted
         self.program = program
@@ -341,7 +368,9 @@ class CompiledCohort(Cohort):
         population, everybody = self.population, jnp.ones_like(self.weights)
         mixing.check_channel(self._trace.program.config.up)
         given = self._answered(give, (), everybody, update=True, apart=True)
-        taken = self._answered(take, (), everybody / population, update=True, own=(mixing.mix(given.total),))
+        values, lost = given.total
+        own = (with_own(mixing.mix(values), lost),)
+        taken = self._answered(take, (), everybody / population, update=True, own=own)
         oracles, messages = counts.plus(given.oracles, taken.oracles), mixing.messages(population)
         self._trace.tally.mixing(give, given.reply, population, messages, oracles)
         return taken.total
@@ -350,7 +379,7 @@ class CompiledCohort(Cohort):
         self, phase: str, message: tuple, factors: jax.Array, update: bool, own: tuple = (), apart: bool = False
     ) -> _Answered:
         """What comes of a phase at all clients of the cohort. Beside the message each gets its row of `own`, which is
-        stacked over slots. `apart`: replies are not added up but stacked."""
+        stacked over slots. `apart`: replies are not added up but stacked, with what was lost of them on the way."""
         trace, members = self._trace, self.members
         config, inputs = trace.program.config, trace.inputs
         key = exchange_key(trace.key, self._tick())
@@ -365,7 +394,7 @@ class CompiledCohort(Cohort):
             result, traits = answer(config, inputs.method, phase, update, examples, call, record, (*told, *own))
             reply = result.reply
             value, _ = received(config, phase, reply, record.channels)
-            return summands(value), result.record, result.oracles
+            return summands((value, result.lost) if apart else value), result.record, result.oracles
 
         one = jax.jit(one, inline=True)  # so that the shapes below and the loop share one trace of the phase
 
@@ -409,11 +438,11 @@ class _Answered(NamedTuple):
     oracles: jax.Array
 
 
-def note(noted: dict[str, Any], phase: str, reply: Any) -> None:
-    """Notes what a phase replies, by its shapes; of one name they must be the same throughout."""
+def note(noted: dict[str, list[Any]], phase: str, reply: Any) -> None:
+    """Notes what a phase replies, by its shapes; those of one name may differ."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), reply)
-    if noted.setdefault(phase, shapes) != shapes:
-        raise InputError(f"up: phase {phase!r} replies in several shapes, and a feedback is kept for one; give stages")
+    if shapes not in noted.setdefault(phase, []):
+        noted[phase].append(shapes)
 
 
 def packed_part(config: ProgramConfig, part: Any) -> Any:

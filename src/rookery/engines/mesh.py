@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from rookery.data.federated import Level
 from rookery.engines.base import Carry, Inputs, PreparedRun, Seats
 from rookery.engines.hosts import agreed
-from rookery.engines.local import LocalSession, Program
+from rookery.engines.local import LocalSession, Program, copied
 from rookery.errors import InputError
 from rookery.federation.ledger import Ledger, Totals
 from rookery.federation.steps import FixedSteps, check_count
@@ -111,7 +111,7 @@ class MeshSession(LocalSession):
             shape = (self.layout.each, *np.shape(store)[1:])
             return spread(self.mesh, shape, lambda device: np.asarray(store)[self.layout.filled(device)])
 
-        return Carry(jax.tree.map(self._everywhere, carry.state), jax.tree.map(own, carry.records))
+        return copied(Carry(jax.tree.map(self._everywhere, carry.state), jax.tree.map(own, carry.records)))
 
     def _advance(self, carry: Carry, rounds: int) -> tuple:
         carry, *found = advance(self.program, self.mesh, self.inputs, carry, np.int32(rounds))

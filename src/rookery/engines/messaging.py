@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.data.batches import Shard
-from rookery.engines.base import CLIENT_STATE, Advance, Carry, PreparedRun, ServerInputs, broken, non_finite
+from rookery.engines.base import OF_CLIENTS, Advance, Carry, PreparedRun, ServerInputs, broken, non_finite
 from rookery.engines.transport import Outcome, Request, Seat, Transport
 from rookery.engines.versions import Attempt
 from rookery.engines.worker import JOIN, MEASURE, NEED, NEWER, PHASE, REFUSED, Refused, compiled_answer
@@ -247,7 +247,7 @@ class MessageSession(ABC):
     def broken(self) -> tuple[str, ...]:
         """What is not finite."""
         names = [name for name in self.config.problem.names if name in self.elsewhere]
-        return non_finite(self.carry, [*names, *(self.elsewhere & {CLIENT_STATE})])
+        return non_finite(self.carry, [*names, *(self.elsewhere & set(OF_CLIENTS))])
 
     # Rounds as transactions.
 
@@ -262,10 +262,10 @@ class MessageSession(ABC):
             self.present, self.gone, self.elsewhere = set(), set(), set()
             try:
                 self.state = program(attempt)
-                if self.shifts:
-                    # Who failed half-way may have worked on, and keeps another shift then: for it this round was none.
+                if self.config.up is not None and self.config.up.keeps:
+                    # Who failed half-way may have worked on, and keeps more of it then: for it this round was none.
                     self.present -= self.gone
-                    self.shifts |= {client: shifts[client] for client in self.gone}
+                    self.shifts |= {client: shifts[client] for client in self.gone if client in shifts}
                 self.last |= dict.fromkeys(self.present, attempt)
                 return
             except _Renamed:

@@ -25,7 +25,7 @@ from rookery.engines.versions import BEGINNING, Attempt, Version, Versions
 from rookery.errors import MessageError
 from rookery.federation import counts
 from rookery.federation.channels import unpack_vectors
-from rookery.federation.client import Call, ProgramConfig, Record, answer
+from rookery.federation.client import Call, ProgramConfig, Record, answer, with_own
 from rookery.federation.evaluation import ClientMetrics, compiled_evaluation
 from rookery.federation.ledger import ORACLES
 from rookery.federation.wire import Opened, Wire
@@ -98,6 +98,7 @@ class Worker:
         self._initial = record
         self.versions = Versions(record, folder)
         self._kept: dict[int, Vector] = {}  # the vectors of the attempt that it has been sent
+        self._lost: Any = ()  # what its channel lost of what it gave its neighbours last
         newest = self.versions.all[-1].attempt
         self._attempt = None if newest == BEGINNING else newest  # the one that they are of
         self.test: tuple[ClientMetrics, Shard, int] | None = None  # what it measures, on what, and the largest client
@@ -199,10 +200,12 @@ class Worker:
         )
         last = self.versions.all[-1]
         record = last.record
+        if phase in self._program.silent and arguments:  # what its neighbours gave
+            arguments = [*arguments[:-1], with_own(arguments[-1], self._lost)]
         with contextlib.nullcontext() if self._jit else jax.disable_jit():
             given = (self._program, self._shard, call, record, arguments)
             result = compiled_answer(self._config, phase, update, *given)
-        new = jax.device_get(result.record)
+        new, self._lost = jax.device_get((result.record, result.lost))
         oracles = dict(zip(ORACLES, counts.whole(result.oracles)))
         said = {"oracles": oracles, "broken": list(non_finite_record(new))}
         reply = self._wire.encode(result.reply, self._echo(opened) | said)

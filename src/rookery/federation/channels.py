@@ -38,6 +38,7 @@ class Stage(ABC):
 
     random: bool = False  # whether it draws
     unbiased: bool = False  # whether, over its draws, what is unpacked has the array as its mean
+    contracts: bool = True  # whether what it loses is less than what it was given, which feedback lives on
     sensitivity: float | None = None
 
     @abstractmethod
@@ -58,6 +59,11 @@ class Stage(ABC):
 
     def __str__(self) -> str:
         return _spelled(self)
+
+
+def _check_switch(name: str, argument: str, given: Any) -> None:
+    if not isinstance(given, bool | np.bool_):
+        raise InputError(f"{name}: {argument}={given!r} was given; True or False is needed")
 
 
 def _check_fraction(name: str, fraction: Any) -> None:
@@ -106,7 +112,7 @@ class RandK(Stage):
 
     Args:
       fraction: of the entries, those that travel.
-      scaled: False: they are not scaled up, which is biased, and what a feedback of errors wants.
+      scaled: False: they are not scaled up, which is biased, and what `ErrorFeedback` and `EF21` want.
     """
 
     fraction: float = 0.01
@@ -116,10 +122,15 @@ class RandK(Stage):
 
     def __post_init__(self):
         _check_fraction("RandK", self.fraction)
+        _check_switch("RandK", "scaled", self.scaled)
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
         return self.scaled
+
+    @property
+    def contracts(self) -> bool:  # type: ignore[override]
+        return not self.scaled or self.fraction > 0.5
 
     def _drawn(self, key: jax.Array, size: int) -> jax.Array:
         tickets = jax.random.bits(key, (size,), jnp.uint32)
@@ -163,6 +174,7 @@ class Quantise(Stage):
     def __post_init__(self):
         if not is_count(self.bits) or self.bits > 8:
             raise InputError(f"Quantise: {self.bits!r} bits were given; a whole number from 1 to 8 is needed")
+        _check_switch("Quantise", "stochastic", self.stochastic)
         if self.block is not None and not is_count(self.block):
             raise InputError(
                 f"Quantise: a block of {self.block!r} was given; a whole number from 1, or None, is needed"
@@ -175,6 +187,10 @@ class Quantise(Stage):
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
         return self.stochastic
+
+    @property
+    def contracts(self) -> bool:  # type: ignore[override]
+        return self.bits > 1  # of one bit, 0 becomes s or -s
 
     @property
     def _most(self) -> int:
@@ -191,7 +207,9 @@ class Quantise(Stage):
         count, each = self._blocks(flat.size)
         blocks = jnp.pad(flat, (0, count * each - flat.size)).reshape(count, each)
         scale = jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
-        unit = blocks / jnp.where(scale > 0, scale, 1)
+        # Where 1 / s would be too small to be held, all entries would be 0, and a run that blows up would seem to rest.
+        down = jnp.where(scale > 2.0**64, jnp.asarray(2.0**-64, blocks.dtype), 1)
+        unit = (blocks * down) / jnp.where(scale > 0, scale * down, 1)
         steps = (unit + 1) / 2 if self.bits == 1 else unit * self._most
         above = jax.random.uniform(key, blocks.shape, blocks.dtype) if self.stochastic else 0.5
         codes = jnp.floor(steps + above)
@@ -211,8 +229,11 @@ class Quantise(Stage):
 
     def variance(self, shape: Shape) -> float:
         _, each = self._blocks(math.prod(shape))
-        # An entry errs by half a step at most, squared and in the mean; and s is at most the norm.
-        return each / (4 * self._most**2) if self.bits > 1 else float(each)
+        if self.bits == 1:
+            return float(each)
+        # With s at most the norm: the mean square of an entry's error is at most a quarter of a step's, and at most
+        # the entry times a step, of which a block has at most sqrt(each) s times the norm.
+        return min(each / (4 * self._most**2), math.sqrt(each) / self._most)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,14 +277,19 @@ class LowRank(Stage):
     def pack(self, array: jax.Array, key: jax.Array) -> Arrays:
         matrix = array.reshape(array.shape[0], -1)
         right = jax.random.normal(key, (matrix.shape[1], self.rank), matrix.dtype)
-        left = matrix @ right
+        left = _product(matrix, right)
         for again in range(self.passes):
-            left, _ = jnp.linalg.qr(matrix @ right if again else left)
-            right = matrix.T @ left
+            left, _ = jnp.linalg.qr(_product(matrix, right) if again else left)
+            right = _product(matrix.T, left)
         return {"left": left, "right": right}
 
     def unpack(self, arrays: Arrays, shape: Shape) -> jax.Array:
-        return (jnp.asarray(arrays["left"]) @ jnp.asarray(arrays["right"]).T).reshape(shape)
+        return _product(jnp.asarray(arrays["left"]), jnp.asarray(arrays["right"]).T).reshape(shape)
+
+
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a b to all the digits they have: both ends unpack, and must come to the same."""
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
 def hashed(key: jax.Array, shape: Shape, columns: int) -> tuple[jax.Array, jax.Array]:
@@ -286,6 +312,7 @@ class CountSketch(Stage):
     rows: int = 1
 
     random = True
+    contracts = False
 
     def __post_init__(self):
         _check_fraction("CountSketch", self.fraction)
@@ -356,14 +383,31 @@ class Feedback(ABC):
     def __str__(self) -> str:
         if getattr(self, "alpha", None) is not None:  # which no text says
             return repr(self)
-        return f"{WORD_OF[type(self)]}:{'+'.join(map(str, self.stages))}"
+        scaled = isinstance(self, Diana)  # as a text is read
+        return f"{WORD_OF[type(self)]}:{'+'.join(_spelled(stage, scaled) for stage in self.stages)}"
+
+
+def _check_contracts(feedback: Feedback) -> None:
+    for stage in feedback.stages:
+        if not stage.contracts:
+            name = type(feedback).__name__
+            remedy = "rk.RandK(..., scaled=False)" if isinstance(stage, RandK) else "rk.TopK(0.01) or rk.Quantise(8)"
+            raise InputError(
+                f"{name}: {stage!r} was given, which may lose more than it is given, so that what {name} keeps would "
+                f"grow; one that does not, such as {remedy}, is needed"
+            )
 
 
 @dataclasses.dataclass(frozen=True, init=False)
 class ErrorFeedback(Feedback):
-    """Error feedback (EF, Seide et al. 2014): the stages are given r + e, and what they lose of it is the next e."""
+    """Error feedback (EF, Seide et al. 2014): the stages are given r + e, and what they lose of it is the next e. They
+    must lose less than they are given, or e grows without a bound."""
 
     stages: tuple[Stage, ...]
+
+    def __init__(self, *stages: Any):
+        super().__init__(*stages)
+        _check_contracts(self)
 
     def offered(self, value: jax.Array, kept: jax.Array) -> jax.Array:
         return value + kept
@@ -379,11 +423,15 @@ class ErrorFeedback(Feedback):
 class EF21(Feedback):
     """Packed differences (Richtarik et al. 2021): both ends keep g, the stages C are given r - g, and
     g <- g + C(r - g) is the reply. Where replies come to rest, so does g, at the same point: fixed points stay exact,
-    also with biased stages."""
+    also with biased stages, as long as they lose less than they are given."""
 
     stages: tuple[Stage, ...]
 
     shifts = True
+
+    def __init__(self, *stages: Any):
+        super().__init__(*stages)
+        _check_contracts(self)
 
     def offered(self, value: jax.Array, kept: jax.Array) -> jax.Array:
         return value - kept
@@ -418,6 +466,8 @@ class Diana(Feedback):
                     f"Diana: {stage} was given, which is biased; an unbiased one such as rk.RandK(0.01) is needed, or "
                     "rk.EF21"
                 )
+            if alpha is None and type(stage).variance is Stage.variance:
+                raise InputError(f"Diana: {stage} was given, which does not say its variance; give alpha=, too")
         if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < alpha <= 1):
             raise InputError(f"Diana: alpha {alpha!r} was given; a number above 0 and up to 1, or None, is needed")
 
@@ -430,8 +480,7 @@ class Diana(Feedback):
     def keeps(self, offered: jax.Array, unpacked: jax.Array, kept: jax.Array) -> jax.Array:
         alpha = self.alpha
         if alpha is None:
-            omega = math.prod(1 + stage.variance(offered.shape) for stage in self.stages) - 1
-            alpha = 1 / (1 + omega)
+            alpha = 1 / math.prod(1 + omega for omega in _variances(self.stages, offered.shape, offered.dtype))
         return kept + jnp.asarray(alpha, unpacked.dtype) * unpacked
 
 
@@ -478,6 +527,12 @@ class Channel(NamedTuple):
     def keeps(self) -> bool:
         """Whether anything is kept between messages."""
         return any(line.feedback is not None for line in self.lines)
+
+    @property
+    def feedback(self) -> str:
+        """What is kept between messages, in words: of another feedback it means something else."""
+        lines = [("default", self.default), *self.named]
+        return ", ".join(f"{type(line.feedback).__name__} of {name}" for name, line in lines if line.feedback)
 
     @property
     def shifts(self) -> bool:
@@ -559,6 +614,19 @@ def _line(chain: tuple[Any, ...]) -> _Line:
     if chain and isinstance(chain[0], Feedback):
         return _Line(chain[0], chain[0].stages)
     return _Line(None, chain)
+
+
+def _variances(stages: tuple[Stage, ...], shape: Shape, dtype: Any) -> list[float]:
+    """omega of every stage that an array of a shape goes through; of several arrays on the way, the largest."""
+    if not stages:
+        return []
+    first, *others = stages
+    if not first.packs(shape):
+        return _variances(tuple(others), shape, dtype)
+    line = _Line(None, tuple(others))
+    arrays = jax.eval_shape(first.pack, jax.ShapeDtypeStruct(shape, dtype), jax.random.key(0))
+    inner = [_variances(line.stages, leaf.shape, leaf.dtype) for leaf in arrays.values() if line.takes(leaf)]
+    return [first.variance(shape), *max(inner, key=lambda each: math.prod(1 + omega for omega in each), default=[])]
 
 
 # Packing trees.
@@ -692,14 +760,20 @@ def parse_channel(argument: str, text: str) -> Any:
         for part in filter(None, map(str.strip, text.split(";"))):
             name, equals, own = part.rpartition("=")
             name = name.strip() if equals else "default"
-            if name in named or not own.strip():
-                given = "twice" if name in named else "without a channel"
+            if not name or name in named or not own.strip():
+                name, given = name or repr(part), "twice" if name in named else "without a channel or a name"
                 raise InputError(f"{argument}: {text!r} has {name} {given}; one each is needed, or none")
             named[name] = parse_channel(argument, own)
         return Per(named.pop("default", ()), **named)
     word, _, rest = text.strip().partition(":")
     if word in _FEEDBACKS:
-        return (_FEEDBACKS[word](*_parse_stages(argument, rest, text)),)
+        stages = _parse_stages(argument, rest, text)
+        if word != "diana":  # which alone wants them unbiased
+            stages = tuple(RandK(each.fraction, scaled=False) if isinstance(each, RandK) else each for each in stages)
+        try:
+            return (_FEEDBACKS[word](*stages),)
+        except InputError as error:
+            raise InputError(f"{argument}: {error}") from None
     return _parse_stages(argument, text, text)
 
 
@@ -718,8 +792,8 @@ def _parse_stages(argument: str, text: str, whole: str) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-def _spelled(stage: Stage) -> str:
-    """A stage as a shell gives it, as far as it can."""
+def _spelled(stage: Stage, scaled: bool = True) -> str:
+    """A stage as a shell gives it, as far as it can; `scaled` is what RandK is there."""
     given: Any = stage
     if isinstance(stage, Quantise):
         block = "" if stage.block is None else f":{stage.block}"
@@ -727,9 +801,9 @@ def _spelled(stage: Stage) -> str:
     if isinstance(stage, LowRank):
         return f"lowrank:{stage.rank}:{stage.passes}"
     if isinstance(stage, CountSketch):
-        return f"sketch:{stage.fraction!r}:{stage.rows}"
+        return f"sketch:{float(stage.fraction)!r}:{stage.rows}"
     if isinstance(stage, TopK | RandK):
-        if isinstance(stage, RandK) and not stage.scaled:
+        if isinstance(stage, RandK) and stage.scaled != scaled:
             return repr(stage)  # which no text says
-        return f"{type(stage).__name__.lower()}:{given.fraction!r}"
+        return f"{type(stage).__name__.lower()}:{float(given.fraction)!r}"
     return "sign" if isinstance(stage, Sign) else repr(stage)

@@ -49,12 +49,13 @@ class Record(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What comes of a phase: the reply as it travels, the client's new record, and how often it called each of
-    ORACLES."""
+    """What comes of a phase: the reply as it travels, the client's new record, how often it called each of ORACLES,
+    and, where neighbours mix, what a channel lost of the reply."""
 
     reply: Any
     record: Record
     oracles: jax.Array
+    lost: Any = ()
 
 
 class Traits(NamedTuple):
@@ -267,13 +268,28 @@ def answer(
         state = record.state
     _refuse_local(config.problem, phase, reply)
     new = client._record._replace(state=state)
-    changed = update or new.local is not record.local
+    changed, lost = update or new.local is not record.local, ()
     if config.up is not None and phase not in program.silent:
-        kept = record.channels[phase] if record.channels else {}
+        kept, whole = record.channels[phase] if record.channels else {}, reply
         reply, kept = send(config.up, reply, kept, channel_key(client.key))
+        if program.neighbours:
+            lost = _difference(whole, received(config, phase, reply, record.channels)[0])
         if record.channels:
             new, changed = new._replace(channels={**record.channels, phase: kept}), True
-    return Answer(reply, new, client._cost(client._stretch.meter)), Traits(changed, client._loops)
+    return Answer(reply, new, client._cost(client._stretch.meter), lost), Traits(changed, client._loops)
+
+
+def _difference(whole: Any, received: Any) -> Any:
+    """What a reply had and its receivers have not."""
+    floating = lambda leaf: jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    return jax.tree.map(lambda a, b: a - b if floating(a) else jnp.zeros_like(a), whole, received)
+
+
+def with_own(mean: Any, lost: Any) -> Any:
+    """What a client makes of its neighbours' values, sum_j W_ij g_j, of which the g_j are what came of theirs r_j:
+    r_i + sum_j W_ij (g_j - g_i), from r_i - g_i, which it knows. Whatever is lost on the way, the mean over clients
+    stays that of the r_i."""
+    return jax.tree.map(jnp.add, mean, lost) if jax.tree.leaves(lost) else mean
 
 
 def received(config: ProgramConfig, phase: str, reply: Any, channels: Any) -> tuple[Any, Any]:

@@ -9,13 +9,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
+from numbers import Real
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.errors import InputError
+from rookery.errors import InputError, failing
 from rookery.federation.codec import part
 from rookery.federation.fields import component, count
 from rookery.structs import Given, static, struct
@@ -125,6 +126,12 @@ def _connected(table: np.ndarray) -> bool:
 def _wrap_graph(given: Any) -> Graph:
     if not isinstance(given, Graph):
         raise InputError(f"mixing: {given!r} was given; a graph such as rk.Ring() is needed")
+    try:
+        hash(given)
+    except TypeError:
+        raise InputError(
+            f"mixing.graph: {type(given).__name__} has a field that is no fixed value, such as an array; give tuples"
+        ) from None
     return given
 
 
@@ -141,21 +148,26 @@ class Mixing:
     Args:
       graph: `rk.Ring()`, `rk.Torus(rows)`, `rk.RandomGraph(p, seed)` or `rk.Complete()`.
       times: how often neighbours mix in one exchange, each time over all edges; the matrix is W^times.
+      step: how far a client goes towards its neighbours' mean: (1 - step) I + step W in the place of W. Channels that
+        lose much want a smaller one.
     """
 
     graph: Graph = component(Ring(), wrapped=_wrap_graph, static=True)
     times: int = count(default=1, static=True)
+    step: float = static(default=1.0)
 
     def __post_init__(self) -> None:
         _wrap_graph(self.graph)
+        if isinstance(self.step, bool) or not isinstance(self.step, Real) or not 0 < float(self.step) <= 1:
+            raise InputError(f"mixing.step: {self.step!r} was given; a number above 0 and up to 1 is needed")
 
     def matrix(self, population: int) -> np.ndarray:
-        """W of so many clients, in float64; read only."""
-        return _weights(self.graph, population)
+        """W of so many clients, with its step, in float64; read only."""
+        return _weights(self.graph, population, self.step)
 
     def spectral_gap(self, population: int) -> float:
         """1 - the second largest |eigenvalue| of W^times: how much of a disagreement is gone after an exchange."""
-        return _gap(self.graph, population, self.times)
+        return _gap(self.graph, population, self.times, self.step)
 
     def messages(self, population: int) -> int:
         """How many messages an exchange takes: one over every edge, each way and each time."""
@@ -172,7 +184,7 @@ class Mixing:
 
     def _mixed(self, leaf: jax.Array) -> jax.Array:
         population = leaf.shape[0]
-        index, weight = _lists(self.graph, population)
+        index, weight = _lists(self.graph, population, self.step)
         once: Callable[[jax.Array], jax.Array]
         if index.shape[1] * DENSE > population:
             whole = jnp.asarray(self.matrix(population), leaf.dtype)
@@ -190,7 +202,8 @@ class Mixing:
 @lru_cache(maxsize=32)
 def _neighbours(graph: Graph, population: int) -> np.ndarray:
     """What a graph says of so many clients, checked."""
-    table = np.asarray(graph.neighbours(population), bool)
+    with failing(f"mixing.graph: {type(graph).__name__}.neighbours"):
+        table = np.asarray(graph.neighbours(population), bool)
     if table.shape != (population, population) or (table != table.T).any() or table.diagonal().any():
         raise InputError(
             f"mixing.graph: {type(graph).__name__} gives no symmetric table of {population} clients without a diagonal"
@@ -201,57 +214,62 @@ def _neighbours(graph: Graph, population: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=32)
-def _weights(graph: Graph, population: int) -> np.ndarray:
-    """The Metropolis weights of a graph."""
+def _weights(graph: Graph, population: int, step: float) -> np.ndarray:
+    """The Metropolis weights of a graph, with a step."""
     table = _neighbours(graph, population)
     degree = table.sum(axis=1)
-    weights = np.where(table, 1 / (1 + np.maximum(degree[:, None], degree)), 0.0)
+    weights = np.where(table, step / (1 + np.maximum(degree[:, None], degree)), 0.0)
     np.fill_diagonal(weights, 1 - weights.sum(axis=1))
     weights.flags.writeable = False
     return weights
 
 
 @lru_cache(maxsize=32)
-def _gap(graph: Graph, population: int, times: int) -> float:
+def _gap(graph: Graph, population: int, times: int, step: float) -> float:
     if population == 1:
         return 1.0
-    sizes = np.sort(np.abs(np.linalg.eigvalsh(_weights(graph, population))))
+    sizes = np.sort(np.abs(np.linalg.eigvalsh(_weights(graph, population, step))))
     return float(1 - sizes[-2] ** times)
 
 
 @lru_cache(maxsize=32)
-def _lists(graph: Graph, population: int) -> tuple[np.ndarray, np.ndarray]:
+def _lists(graph: Graph, population: int, step: float) -> tuple[np.ndarray, np.ndarray]:
     """Whom each client hears, itself among them, and with which weight: lists as long as the longest, with weight 0."""
-    weights = _weights(graph, population)
+    weights = _weights(graph, population, step)
     order = np.argsort(weights == 0, axis=1, kind="stable")
     index = order[:, : int((weights != 0).sum(axis=1).max())].astype(np.int32)
     return index, np.take_along_axis(weights, index, axis=1)
 
 
 def read_mixing(argument: str, text: str) -> Mixing:
-    """`ring`, `torus`, `torus:4x5`, `random:0.3`, `random:0.3:7` or `complete`."""
-    word, *rest = text.split(":")
+    """`ring`, `torus`, `torus:4x5`, `random:0.3`, `random:0.3:7` or `complete`, and after an @ the step."""
+    named, at, step = text.partition("@")
     try:
-        match word, rest:
-            case "ring", []:
-                return Mixing(Ring())
-            case "complete", []:
-                return Mixing(Complete())
-            case "torus", []:
-                return Mixing(Torus())
-            case "torus", [size]:
-                rows, columns = map(int, size.split("x"))
-                return Mixing(Torus(rows, columns))
-            case "random", [p]:
-                return Mixing(RandomGraph(float(p)))
-            case "random", [p, seed]:
-                return Mixing(RandomGraph(float(p), int(seed)))
+        graph, length = _read_graph(*named.split(":")), float(step) if at else 1.0
     except ValueError:
-        pass
-    raise InputError(
-        f"{argument}: {text!r} was given; allowed are ring, torus, torus:ROWSxCOLUMNS, random:P, random:P:SEED and "
-        "complete"
-    )
+        raise InputError(
+            f"{argument}: {text!r} was given; allowed are ring, torus, torus:ROWSxCOLUMNS, random:P, random:P:SEED and "
+            "complete, each with @STEP behind it or not"
+        ) from None
+    return Mixing(graph, step=length)
+
+
+def _read_graph(*parts: str) -> Graph:
+    match parts:
+        case ["ring"]:
+            return Ring()
+        case ["complete"]:
+            return Complete()
+        case ["torus"]:
+            return Torus()
+        case ["torus", size]:
+            rows, columns = map(int, size.split("x"))
+            return Torus(rows, columns)
+        case ["random", p]:
+            return RandomGraph(float(p))
+        case ["random", p, seed]:
+            return RandomGraph(float(p), int(seed))
+    raise ValueError
 
 
 def _wrap_mixing(given: Any) -> Any:
@@ -264,7 +282,7 @@ def _wrap_mixing(given: Any) -> Any:
 
 def mixing_field() -> Any:
     """A method's field `mixing`: a graph will do."""
-    text = "Who talks to whom: ring, torus, torus:ROWSxCOLUMNS, random:P, random:P:SEED or complete."
+    text = "Who talks to whom: ring, torus, torus:ROWSxCOLUMNS, random:P, random:P:SEED or complete; @STEP behind it."
     return component(Mixing(), read=read_mixing, text=text, given="ring", wrapped=_wrap_mixing, static=True)
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import DictKey
 
 from rookery.data.batches import FULL_BATCH_CHUNK
 from rookery.data.federated import BOTH, Clients, Split, cast, example_shape
 from rookery.engines.base import Carry, Inputs, PreparedRun, initial_carry
 from rookery.engines.local import Program
 from rookery.errors import AdviceWarning, InputError, failing, unknown
-from rookery.federation.channels import initial_kept, make_channel, named_in
+from rookery.federation.channels import PACKED, initial_kept, make_channel, named_in
 from rookery.federation.client import ProgramConfig
 from rookery.federation.fields import RatesField, meanings
 from rookery.federation.keys import run_key, start_key
@@ -79,6 +80,10 @@ def prepare(
         up=make_channel("up", up, problem.shared),
         down=make_channel("down", down, problem.shared),
     )
+    if method.neighbours and config.down is not None:
+        raise InputError(
+            f"down: {down!s} was given, and with {type(method).__name__} no server sends anything; give up"
+        )
     method_numbers = numbers("method", method, dtype)
     plan = _plan(clients, sampling, problem, config)
     _check_epochs(method, plan)
@@ -103,9 +108,11 @@ def prepare(
 def _with_channels(config: ProgramConfig, inputs: Inputs, carry: Carry) -> Carry:
     """The carry with what clients' channels keep, by phase: what phases reply is known from tracing a round. Refuses a
     channel for a sequence that no reply has by its name."""
+    _check_keys(config, carry)
     if config.up is None or not (config.up.keeps or config.up.named):
         return carry
-    program, replies = Program(replace(config, up=None, down=None), 1), {}
+    program = Program(replace(config, up=None, down=None), 1)
+    replies: dict[str, list[Any]] = {}
     if has_start(inputs.method):
         jax.eval_shape(lambda inputs, carry: program.start(inputs, carry, replies), inputs, carry)
     jax.eval_shape(lambda inputs, carry: program.round(inputs, carry, replies), inputs, carry)
@@ -119,10 +126,26 @@ def _with_channels(config: ProgramConfig, inputs: Inputs, carry: Carry) -> Carry
             )
     if not config.up.keeps:
         return carry
-    one = {phase: initial_kept(config.up, reply) for phase, reply in replies.items()}
+    for phase, shapes in replies.items():
+        if len(shapes) > 1:
+            raise InputError(
+                f"up: phase {phase!r} replies in several shapes, and a feedback is kept for one; give stages"
+            )
+    one = {phase: initial_kept(config.up, reply) for phase, (reply,) in replies.items()}
     # A view of one, as other parts of records are where they begin alike.
     all = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (config.population, *leaf.shape)), one)
     return carry._replace(records=carry.records._replace(channels=all))
+
+
+def _check_keys(config: ProgramConfig, carry: Carry) -> None:
+    """Refuses a key of the user's own that a packed array could be taken for."""
+    if config.up is None and config.down is None:
+        return
+    for path, _ in jax.tree_util.tree_flatten_with_path(carry.values())[0]:
+        for key in path:
+            if isinstance(key, DictKey) and str(key.key).startswith(PACKED):
+                name = "up" if config.up is not None else "down"
+                raise InputError(f"{name}: a sequence has the key {key.key!r}; one that begins otherwise is needed")
 
 
 ABSURD = 1e6  # no step size that is known to work is larger

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
-from rookery.engines.base import Carry
+from rookery.engines.base import Carry, PreparedRun
 from rookery.engines.records import RecordStore
 from rookery.errors import InputError, unknown
 from rookery.federation.ledger import Ledger
@@ -56,21 +56,23 @@ class RunState:
     store: RecordStore | None = None  # where the records are, of a run that has them in a file
     segments: tuple[Path, list[Segment]] | None = None  # what a checkpoint has of such records, in place of leaves
     rates: Mapping[str, float] | None = None  # the step sizes that were measured
+    feedback: str = ""  # what its channels keep between messages
 
     @classmethod
     def of(
         cls,
         carry: Carry,
-        key: jax.Array,
+        prepared: PreparedRun,
         ledger: Ledger,
         seconds: float,
         session: Any = None,
-        rates: Mapping[str, float] | None = None,
     ) -> RunState:
         leaves = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(carry))
-        round, kept = int(carry.state.round), np.asarray(jax.random.key_data(key))
+        round, key = int(carry.state.round), np.asarray(jax.random.key_data(prepared.inputs.key))
         versions, store = getattr(session, "versions", None), getattr(session, "store", None)
-        return cls(leaves, kept, ledger.copy(), seconds, round, versions, store, rates=rates)
+        up = prepared.config.up
+        told: dict[str, Any] = {"rates": prepared.rates, "feedback": "" if up is None else up.feedback}
+        return cls(leaves, key, ledger.copy(), seconds, round, versions, store, **told)
 
     @property
     def in_memory(self) -> tuple[np.ndarray, ...]:
@@ -86,6 +88,7 @@ class RunState:
         """The rest of the state, for json."""
         told = {"ledger": self.ledger.to_json(), "seconds": self.seconds, "round": self.round}
         told |= {} if self.versions is None else {"versions": self.versions}
+        told |= {} if not self.feedback else {"feedback": self.feedback}
         return told if self.rates is None else told | {"rates": dict(self.rates)}
 
     @classmethod
@@ -94,7 +97,7 @@ class RunState:
         leaves = tuple(arrays[name] for name in sorted(arrays) if name != "key")
         ledger = Ledger.from_json(described["ledger"])
         state = cls(leaves, arrays["key"], ledger, described["seconds"], described["round"], described.get("versions"))
-        return replace(state, rates=described.get("rates"))
+        return replace(state, rates=described.get("rates"), feedback=described.get("feedback", ""))
 
     def carry(self, template: Carry) -> Carry:
         """The carry in the structure of a run that has been made ready for the same problem and method."""

@@ -321,8 +321,8 @@ class _Loop:
         return self.result("interrupted", None)
 
     def state(self) -> RunState:
-        carry, key = jax.device_get(self.session.carry), self.prepared.inputs.key
-        return RunState.of(carry, key, self.session.ledger, self.seconds, self.session, self.prepared.rates)
+        carry = jax.device_get(self.session.carry)
+        return RunState.of(carry, self.prepared, self.session.ledger, self.seconds, self.session)
 
     def save(self, status: str | None = None) -> None:
         """Writes a checkpoint, where the run writes any and has not done so in this round."""
@@ -396,7 +396,7 @@ def make_result(
         local=per_client(sequences, [name for name in problem.local if name in here], prepared.config.population),
         history=history,
         ledger=ledger,
-        state=RunState.of(carry, prepared.inputs.key, ledger, seconds, session, prepared.rates),
+        state=RunState.of(carry, prepared, ledger, seconds, session),
         status=status,
         divergence=divergence,
         compile_seconds=compile_seconds,
@@ -502,6 +502,10 @@ def _resume(prepared: PreparedRun, state: RunState | None) -> tuple[PreparedRun,
         return prepared, Ledger(), 0.0
     if not isinstance(state, RunState):
         raise InputError(f"state: {type(state).__name__} was given; a result's state is needed")
+    here = "" if prepared.config.up is None else prepared.config.up.feedback
+    if state.feedback != here:
+        kept = [each or "nothing" for each in (state.feedback, here)]
+        raise InputError(f"state: its clients' channels keep {kept[0]}, and those of this run (up) keep {kept[1]}")
     inputs = prepared.inputs._replace(key=jax.random.wrap_key_data(jnp.asarray(state.key)))
     resumed = replace(prepared, inputs=inputs, carry=state.carry(prepared.carry), versions=state.versions)
     return resumed, state.ledger.copy(), state.seconds

@@ -334,7 +334,7 @@ class _Lanes:
         carry, cost, done, finite = self.call(before, asked)
         if not finite.all():  # go again to the last good round of those lanes, as a single run does
             for i in np.flatnonzero(~finite):
-                broken = non_finite(jax.device_get(self.place.lane(carry, int(i))))
+                broken = non_finite(jax.device_get(self.place.lane(carry, int(i)))) or ("state",)
                 self.status[i] = "diverged"
                 self.divergence[i] = Divergence(int(self.rounds[i] + done[i]), broken)
             done = done - ~finite
