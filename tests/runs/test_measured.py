@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -105,6 +106,31 @@ def test_every_engine_and_a_sweep_measure_the_same():
         assert np.abs(result.x - results["local"].x).max() < 1e-12
         assert result.ledger.row() == results["local"].ledger.row()
     assert "step sizes, measured: x" in repr(results["local"])
+
+
+def test_a_sequence_with_a_number_need_not_be_curved():
+    problem = rk.Minimax(lambda x, y, e: x * e["b"] * y + 0.5 * x * x)
+    given = {"clients": rk.federate([{"b": np.ones(2)}, {"b": 2 * np.ones(2)}]), "x": 1.0, "y": 1.0, "rounds": 1}
+    assert set(rk.run(problem, rk.SimFBO(lr=rk.Rates("auto", y=0.1)), **given).rates) == {"x"}
+    with pytest.raises(rk.InputError, match=r"lr\.y: 'auto' was given"):
+        rk.run(problem, rk.SimFBO(lr=rk.Rates("auto", x=0.1)), **given)
+
+
+def test_rounds_that_nobody_is_part_of_measure_nothing():
+    bed = BEDS["single"](0)
+    given = {"clients": bed.clients, "rounds": 1, **bed.start()}
+    lots = {"sampling": rk.Bernoulli(0.3), "seed": 2}  # the first two rounds are empty
+    every = {e: rk.run(bed.problem, rk.FedAvg(lr="auto"), engine=e, **lots, **given) for e in ("local", "eager")}
+    every["mesh"] = rk.run(bed.problem, rk.FedAvg(lr="auto"), engine="mesh", **lots, **given)
+    every["sweep"] = rk.sweep(bed.problem, rk.FedAvg(lr="auto"), over={"seed": [2]}, **lots | given).results[0]
+    for result in every.values():
+        assert result.rates == pytest.approx(every["local"].rates, rel=1e-6)
+        assert result.ledger.exchanges_of["look"] == 1
+        assert result.ledger.row() == every["local"].ledger.row()
+    late = rk.Bernoulli(lambda t: jnp.where(t < 3, 0.0, 1.0))
+    assert rk.run(bed.problem, rk.FedAvg(lr="auto"), sampling=late, **given).ledger.exchanges_of["look"] == 1
+    with pytest.raises(rk.InputError, match="nobody was there to measure in any of 1000 rounds"):
+        rk.run(bed.problem, rk.FedAvg(lr="auto"), sampling=rk.Bernoulli(lambda t: 0.0 * t), **given)
 
 
 def test_a_run_goes_on_with_the_rates_it_had(tmp_path):

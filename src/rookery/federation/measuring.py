@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -152,12 +152,13 @@ def curvature_of(problem: Problem) -> Curvature:
     return Curvature(problem.names[0], others)
 
 
-def step_sizes(found: Found, measuring: Curvature) -> dict[str, float]:
-    """The step sizes that curvatures allow: 1 / L of the mean client, and BEYOND / L of the most curved of the cohort
-    if that is less, for its local steps; of an outer sequence, which clients do not move far alone, the first."""
+def step_sizes(found: Found, measuring: Curvature, names: Iterable[str]) -> dict[str, float]:
+    """The step sizes of some sequences that curvatures allow: 1 / L of the mean client, and BEYOND / L of the most
+    curved of the cohort if that is less, for its local steps; of an outer sequence, which clients do not move far
+    alone, the first."""
     rates = {}
-    for name, bins in found.bins.items():
-        held = np.flatnonzero(np.asarray(bins) > 0)
+    for name in names:
+        held = np.flatnonzero(np.asarray(found.bins[name]) > 0)
         largest = 2.0 ** (float(held.max(initial=0) - BINS // 2) / OCTAVE)
         mean = float(found.mean[name])
         if not (np.isfinite(mean) and mean > 0):

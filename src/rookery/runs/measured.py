@@ -20,6 +20,8 @@ from rookery.federation.rates import Rates
 from rookery.problems.base import Problem
 from rookery.runs.result import RunState
 
+NOBODY = 1000  # rounds, at most, that are drawn until somebody is there to measure
+
 
 def awaited_rates(method: Any, problem: Problem) -> tuple[tuple[str, ...], Any]:
     """The sequences whose step sizes are to be measured, and the method with a number in the place of each."""
@@ -82,8 +84,15 @@ def _measure(
 ) -> tuple[dict[str, float], Ledger]:
     measuring = measuring_run(prepared)
     session = engine.open(measuring, ledger)
-    done = session.advance(1)
-    if done.broken:
-        raise InputError("lr: 'auto' was given, and the directions are not finite where the run begins; give numbers")
-    found = step_sizes(session.carry.state, measuring.inputs.method)
-    return {name: found[name] for name in names}, session.ledger
+    for _ in range(NOBODY):
+        if session.advance(1).broken:
+            raise InputError(
+                "lr: 'auto' was given, and the directions are not finite where the run begins; give numbers"
+            )
+        found = session.carry.state
+        if int(found.round) > int(found.empty):
+            return step_sizes(found, measuring.inputs.method, names), session.ledger
+    raise InputError(
+        f"lr: 'auto' was given, and nobody was there to measure in any of {NOBODY} rounds; give numbers, or a sampling "
+        "that draws more"
+    )
