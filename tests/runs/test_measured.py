@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -131,6 +133,69 @@ def test_rounds_that_nobody_is_part_of_measure_nothing():
     assert rk.run(bed.problem, rk.FedAvg(lr="auto"), sampling=late, **given).ledger.exchanges_of["look"] == 1
     with pytest.raises(rk.InputError, match="nobody was there to measure in any of 1000 rounds"):
         rk.run(bed.problem, rk.FedAvg(lr="auto"), sampling=rk.Bernoulli(lambda t: 0.0 * t), **given)
+
+
+def rates_of(bed, method, **options):
+    return rk.run(bed.problem, method, bed.clients, **bed.start(), rounds=1, precision="float64", **options).rates
+
+
+@pytest.mark.parametrize(
+    "kind, plain, method, name",
+    [
+        ("single", rk.FedAvg(lr="auto"), rk.FedAvg(lr="auto", weight_decay=10.0), "x"),
+        ("single", rk.Scaffold(lr="auto"), rk.Scaffold(lr="auto", local_steps=3, weight_decay=10.0), "x"),
+        (
+            "bilevel",
+            rk.SimFBO(lr="auto"),
+            rk.SimFBO(lr="auto", local_steps=5, drift=rk.Duals(rk.Rates(1.0, y=10.0))),
+            "y",
+        ),
+    ],
+    ids=["FedAvg", "Scaffold", "Duals"],
+)
+def test_what_a_method_adds_to_the_direction_is_curvature_too(kind, plain, method, name):
+    bed = BEDS[kind](0)
+    without, rates = rates_of(bed, plain), rates_of(bed, method)
+    assert 1 / without[name] + 10 / BEYOND - 1e-9 <= 1 / rates[name] <= 1 / without[name] + 10 + 1e-9
+    result = rk.run(bed.problem, method, bed.clients, **bed.start(), rounds=300, precision="float64")
+    assert result.status == "done" and np.abs(result.x).max() < 10
+
+
+def test_coefficients_of_steps_divide_the_rates():
+    bed = BEDS["single"](0)
+    without = rates_of(bed, rk.SimFBO(lr="auto"))["x"]
+    table = [1.0, -5.0, 100.0]  # of which two are reached
+    assert rates_of(bed, rk.SimFBO(lr="auto", local_steps=2, coefficients=table))["x"] == pytest.approx(without / 5)
+    with pytest.raises(rk.InputError, match="coefficients: a function was given"):
+        rates_of(bed, rk.SimFBO(lr="auto", coefficients=lambda k, i, t: 5.0))
+
+
+def test_a_linear_loss_with_weight_decay_is_curved():
+    clients = rk.federate([{"a": np.ones(2)}])
+    problem, given = rk.Single(lambda x, e: x * e["a"]), {"x": 1.0, "rounds": 50}
+    result = rk.run(problem, rk.FedAvg(lr="auto", weight_decay=2.0), clients, **given)
+    assert result.rates["x"] == pytest.approx(0.5) and result.x == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize("sampling", [rk.Uniform(1), rk.Uniform(3)], ids=str)
+def test_clients_who_count_for_more_than_they_are_drawn(sampling):
+    clients = rk.federate([{"a": np.ones((2, 3))}] * 10, weights=[0.91] + [0.01] * 9)
+    problem = rk.Single(lambda x, e: 0.5 * jnp.sum((x - e["a"]) ** 2))
+    given = {"clients": clients, "x": np.zeros(3), "rounds": 200, "sampling": sampling}
+    factor = 0.91 * 10 / sampling.m
+    for seed in (0, 1):  # whether the large client is among those who measure or not
+        result = rk.run(problem, rk.SimFBO(lr="auto"), seed=seed, **given)
+        assert factor / BEYOND * 0.99 < 1 / result.rates["x"] < factor / BEYOND * 2**0.25 * 1.01
+        assert np.abs(result.x - 1).max() < 1e-3
+        assert rk.run(problem, rk.FedAvg(lr="auto", normalised=True), seed=seed, **given).rates["x"] == pytest.approx(1)
+
+
+def test_a_penalty_moves_its_lower_sequences_alike():
+    bed = BEDS["bilevel"](0)
+    problem = dataclasses.replace(bed.problem, by=rk.Penalty((1.0, 2.0)))
+    options = {"rounds": 1, "precision": "float64", **bed.start()}
+    rates = rk.run(problem, rk.SimFBO(lr="auto"), bed.clients, **options).rates
+    assert rates["y"] == rates["y2"] == rates["w"] != rates["x"]
 
 
 def test_a_run_goes_on_with_the_rates_it_had(tmp_path):

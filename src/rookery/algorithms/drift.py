@@ -18,6 +18,7 @@ from rookery.federation.client import Client
 from rookery.federation.codec import part
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import amount, rates, wrapped
+from rookery.federation.measuring import OwnTerms
 from rookery.federation.method import struct
 from rookery.federation.protocols import Drift, fulfils
 from rookery.federation.rates import GivenRates, PerClient, Rates
@@ -146,6 +147,9 @@ class Duals:
 
     def client(self, z: Sequences) -> Sequences:
         return z.zeros()
+
+    def own_terms(self) -> OwnTerms:
+        return OwnTerms(self.gamma)
 
     def told(self, duals: Sequences) -> tuple:
         return ()

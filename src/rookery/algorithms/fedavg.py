@@ -6,7 +6,8 @@ from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps
-from rookery.federation.method import Steps, method, static
+from rookery.federation.measuring import OwnTerms
+from rookery.federation.method import Rates, Steps, method, static
 from rookery.federation.rates import GivenRates
 from rookery.federation.server import GivenServer, ServerState, check_server, server_field, server_state
 from rookery.problems.base import Problem
@@ -53,6 +54,9 @@ class FedAvg:
 
     def check(self, problem: Problem, population: int) -> None:
         check_server(self.server, problem)
+
+    def own_terms(self) -> OwnTerms:
+        return OwnTerms(Rates(self.weight_decay), normalised=self.normalised)
 
     def init(self, problem: Problem, z: Sequences) -> ServerState:
         return server_state(self, z)

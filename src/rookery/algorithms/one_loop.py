@@ -5,15 +5,27 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from rookery.algorithms.drift import check_drift, wrap_drift
-from rookery.algorithms.local_steps import Descent, check_coefficients, check_radius, descend, wrap_coefficients
+from rookery.algorithms.local_steps import (
+    CoefficientFunction,
+    Descent,
+    check_coefficients,
+    check_radius,
+    descend,
+    wrap_coefficients,
+)
 from rookery.algorithms.parts import GivenDrift, drift_field
+from rookery.errors import InputError
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps, table
+from rookery.federation.measuring import OwnTerms, terms_of
 from rookery.federation.method import Rates, Steps, struct
 from rookery.federation.rates import GivenOptionalRates, GivenRates
 from rookery.federation.server import GivenServer, ServerState, check_server, server_field, server_state
+from rookery.federation.steps import largest_steps
 from rookery.problems.base import Problem
 from rookery.problems.sets import ball
 from rookery.vectors import Sequences
@@ -27,6 +39,9 @@ class OneLoop:
     coefficients: Any = None
     drift: GivenDrift
     server: GivenServer
+
+    def own_terms(self) -> OwnTerms:
+        return dataclasses.replace(terms_of(self.drift), factor=_largest(self.coefficients, self.local_steps))
 
     def init(self, problem: Problem, z: Sequences) -> ServerState:
         return server_state(self, z, self.drift.server(z))
@@ -78,3 +93,15 @@ class TwoRates(OneLoop):
         if self.radius is None:
             return new
         return dataclasses.replace(new, z=new.z.replace(v=ball(new.z.v, self.radius)))
+
+
+def _largest(coefficients: Any, work: Steps) -> float:
+    """max |a_k| over the steps that clients may take; 1 where all are 0."""
+    if coefficients is None:
+        return 1.0
+    if isinstance(coefficients, CoefficientFunction):
+        raise InputError(
+            "coefficients: a function was given, and lr 'auto', which divides by the largest of them, cannot know it; "
+            "give a table, or lr as numbers"
+        )
+    return float(np.abs(np.asarray(coefficients))[..., : largest_steps(work)].max()) or 1.0

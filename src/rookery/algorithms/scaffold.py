@@ -11,7 +11,8 @@ from rookery.algorithms.local_steps import descend
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import rates, steps
-from rookery.federation.method import State, Steps, first_round, method, struct
+from rookery.federation.measuring import OwnTerms
+from rookery.federation.method import Rates, State, Steps, first_round, method, struct
 from rookery.federation.rates import GivenRates
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences
@@ -59,6 +60,9 @@ class Scaffold:
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")
+
+    def own_terms(self) -> OwnTerms:
+        return OwnTerms(Rates(self.weight_decay))
 
     def init(self, problem: Problem, z: Sequences) -> ScaffoldState:
         return ScaffoldState(z, first_round(), c=z.zeros())

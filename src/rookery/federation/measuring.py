@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,9 @@ from rookery.errors import InputError
 from rookery.federation.client import Client, Sample
 from rookery.federation.cohort import Cohort
 from rookery.federation.method import State, first_round, method, static, struct
+from rookery.federation.protocols import fulfils
+from rookery.federation.rates import Rates
+from rookery.federation.sampling import Sampling
 from rookery.problems.base import Problem
 from rookery.vectors import Sequences, Vector
 
@@ -21,6 +25,36 @@ ANSWER = 20  # steps that the inner sequences are given to answer a change of th
 WAIT = 4  # steps, at most, that the outer sequence waits for what is late of it
 BEYOND = 1.5  # times 1 / L of the most curved client, at most; at 2 its steps would not shrink any more
 BINS, OCTAVE = 257, 4  # of curvatures, so many to an octave: from 2^-32 to 2^32
+
+
+@dataclass(frozen=True)
+class OwnTerms:
+    """What the steps of a method have beside the direction field, in shared sequences.
+
+    Args:
+      curvature: what its terms add to the curvature along each sequence.
+      factor: the largest number that a direction is multiplied by.
+      normalised: whether the weights of the clients who are there sum to 1, so that none of them moves further than in
+        a step of its own.
+    """
+
+    curvature: Rates = field(default_factory=lambda: Rates(0.0))
+    factor: Any = 1.0
+    normalised: bool = False
+
+
+@runtime_checkable
+class HasOwnTerms(Protocol):
+    """A method, or drift control, whose steps are not along the direction field alone."""
+
+    def own_terms(self) -> OwnTerms:
+        """What they have besides; refuses what makes it unknown."""
+        ...
+
+
+def terms_of(part: Any) -> OwnTerms:
+    """What the steps of a method or of drift control have beside the direction field."""
+    return part.own_terms() if fulfils(part, HasOwnTerms) else OwnTerms()
 
 
 @struct
@@ -53,6 +87,9 @@ class Curvature:
       outer: the sequence that waits for others, if there is one.
       inner: those that settle first.
       answer: the steps that they get.
+      alike: sequences that take one step size, the smallest of theirs.
+      normalised: whether the method's means are; otherwise a client's step in shared sequences is p_i / pi_i times its
+        own, and its curvature in the largest of the cohort is that many times, where it is more than 1.
 
     Exchanges: 1. Floats per client: dim z down, 258 for each sequence up.
     """
@@ -60,6 +97,8 @@ class Curvature:
     outer: str = static(default="")
     inner: tuple[str, ...] = static(default=())
     answer: int = static(default=ANSWER)
+    alike: tuple[str, ...] = static(default=())
+    normalised: bool = static(default=False)
 
     def init(self, problem: Problem, z: Sequences) -> Found:
         none = jnp.zeros((), jax.tree.leaves(z)[0].dtype) if z.names else jnp.zeros(())
@@ -79,7 +118,9 @@ class Curvature:
             found = {name: jnp.maximum(found[name], again[name]) for name in found}
             if self.outer:
                 found[self.outer] = self.answered(client, there, s, found)
-        return found, {name: _bin(curvature) for name, curvature in found.items()}
+        factor = 1.0 if self.normalised else jnp.maximum(client.weight / client.probability, 1)
+        moved = {name: L if name in client.own else L * factor for name, L in found.items()}
+        return found, {name: _bin(curvature) for name, curvature in moved.items()}
 
     def own(self, client: Client, z: Sequences, s: Sample) -> dict[str, Any]:
         """L_s of every sequence."""
@@ -139,35 +180,52 @@ class Curvature:
         )
 
 
-def curvature_of(problem: Problem) -> Curvature:
+def curvature_of(problem: Problem, normalised: bool = False) -> Curvature:
     """What measures the curvatures of a problem, by who waits for whom in it."""
     others = problem.names[1:]
     if problem.kind == "joint":
-        return Curvature(inner=problem.local)
+        return Curvature(inner=problem.local, normalised=normalised)
     if problem.kind == "single" or not others:
-        return Curvature()
+        return Curvature(normalised=normalised)
     if problem.kind == "minimax" and "y" in problem.sets:
         # An adversary that is held in a set cannot run away, and x need not wait for it; it waits for x, a step long.
-        return Curvature("y", ("x",), 1)
-    return Curvature(problem.names[0], others)
+        return Curvature("y", ("x",), 1, normalised=normalised)
+    # With a penalty in the place of the adjoint, it is the difference of y and w that moves as v does.
+    alike = others if problem.kind == "first-order bilevel" else ()
+    return Curvature(problem.names[0], others, alike=alike, normalised=normalised)
 
 
-def step_sizes(found: Found, measuring: Curvature, names: Iterable[str]) -> dict[str, float]:
+def largest_factor(weights: Any, sampling: Sampling) -> float:
+    """The largest p_i / pi_i of all clients that may be drawn, or 1."""
+    weights = np.asarray(weights, float)
+    expected = np.broadcast_to(np.asarray(sampling.expected(weights.size), float), weights.shape)
+    drawn = expected > 0
+    return float(np.max(weights[drawn] / expected[drawn], initial=1.0))
+
+
+def step_sizes(
+    found: Found, measuring: Curvature, names: Iterable[str], terms: OwnTerms = OwnTerms(), factor: float = 1.0
+) -> dict[str, float]:
     """The step sizes of some sequences that curvatures allow: 1 / L of the mean client, and BEYOND / L of the most
     curved of the cohort if that is less, for its local steps; of an outer sequence, which clients do not move far
-    alone, the first."""
+    alone, the first. The method's own terms are added to L. `factor` is the largest of p_i / pi_i: who has it may not
+    have been there, and is taken for the mean client."""
     rates = {}
     for name in names:
         held = np.flatnonzero(np.asarray(found.bins[name]) > 0)
         largest = 2.0 ** (float(held.max(initial=0) - BINS // 2) / OCTAVE)
-        mean = float(found.mean[name])
-        if not (np.isfinite(mean) and mean > 0):
+        mean, shared = float(found.mean[name]), name in found.z
+        added, times = (abs(float(terms.curvature[name])), float(terms.factor)) if shared else (0.0, 1.0)
+        most = mean * (factor if shared and not measuring.normalised else 1.0)
+        if not (np.isfinite(mean) and mean + added > 0):
             raise InputError(
                 f"lr.{name}: 'auto' was given, and the direction of {name} does not change along {name} where the run "
                 "begins, so that there is nothing to measure; give a number"
             )
-        rates[name] = 1 / (mean if name == measuring.outer else max(mean, largest / BEYOND))
-    return rates
+        largest = most if name == measuring.outer else max(most, largest)
+        rates[name] = 1 / (times * max(mean + added, (largest + added) / BEYOND))
+    together = [rates[name] for name in measuring.alike if name in rates]
+    return {name: min(together) if name in measuring.alike else rate for name, rate in rates.items()}
 
 
 def _bin(curvature: Any) -> jax.Array:

@@ -15,7 +15,7 @@ from rookery.federation.client import Record
 from rookery.federation.fields import RatesField, meanings
 from rookery.federation.keys import before_first_round_key
 from rookery.federation.ledger import Ledger
-from rookery.federation.measuring import curvature_of, step_sizes
+from rookery.federation.measuring import curvature_of, largest_factor, step_sizes, terms_of
 from rookery.federation.rates import Rates
 from rookery.problems.base import Problem
 from rookery.runs.result import RunState
@@ -69,7 +69,7 @@ def measuring_run(prepared: PreparedRun) -> PreparedRun:
     """The run of one round that measures the curvatures of another's problem where that begins, on any engine."""
     # What is measured is a few numbers, once: channels are for the messages of the method.
     config, carry = dataclasses.replace(prepared.config, up=None, down=None), prepared.carry
-    measuring = curvature_of(config.problem)
+    measuring = curvature_of(config.problem, terms_of(prepared.inputs.method).normalised)
     inputs = prepared.inputs._replace(method=measuring, key=before_first_round_key(prepared.inputs.key))
     if prepared.record is None:
         begun, record = jax.device_get(initial_carry(config, measuring, carry.state.z, carry.records.local)), None
@@ -82,7 +82,7 @@ def measuring_run(prepared: PreparedRun) -> PreparedRun:
 def _measure(
     prepared: PreparedRun, engine: Engine, ledger: Ledger, names: tuple[str, ...]
 ) -> tuple[dict[str, float], Ledger]:
-    measuring = measuring_run(prepared)
+    terms, measuring = terms_of(prepared.inputs.method), measuring_run(prepared)
     session = engine.open(measuring, ledger)
     for _ in range(NOBODY):
         if session.advance(1).broken:
@@ -91,7 +91,9 @@ def _measure(
             )
         found = session.carry.state
         if int(found.round) > int(found.empty):
-            return step_sizes(found, measuring.inputs.method, names), session.ledger
+            sampling = prepared.inputs.sampling.at(int(found.round) - 1)
+            factor = largest_factor(prepared.inputs.weights, sampling)
+            return step_sizes(found, measuring.inputs.method, names, terms, factor), session.ledger
     raise InputError(
         f"lr: 'auto' was given, and nobody was there to measure in any of {NOBODY} rounds; give numbers, or a sampling "
         "that draws more"
