@@ -54,6 +54,7 @@ from rookery.federation.channels import (
     Quantise,
     RandK,
     Sign,
+    Stage,
     TopK,
 )
 from rookery.federation.client import Client
@@ -202,6 +203,7 @@ __all__ = [
     "Simplex",
     "Single",
     "Split",
+    "Stage",
     "State",
     "Steps",
     "StepsBy",

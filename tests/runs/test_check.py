@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import pytest
 import rookery as rk
 from rookery.algorithms.registry import METHODS
 from rookery.cli import main
+from rookery.runs.check_stage import ON_ARRAYS
+from rookery.runs.findings import examined
 
 QUICK = ["fedvrau"]  # one level; the others have many problems, or long programs, and are for the full tests
 
@@ -122,6 +125,86 @@ def test_the_command_checks_a_file(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(text.replace("return state.next(z", "state.next(z"))
     assert main(["check", f"{tmp_path / 'mine.py'}:Mine"]) == 1
     assert main(["check"]) == 2
+
+
+STAGE = """import dataclasses
+
+import jax.numpy as jnp
+
+import rookery as rk
+
+
+@dataclasses.dataclass(frozen=True)
+class Halves(rk.Stage):
+    \"\"\"Every entry in 16 bits.\"\"\"
+
+    def pack(self, array, key):
+        return {"half": array.astype(jnp.bfloat16)}
+
+    def unpack(self, arrays, shape):
+        return jnp.asarray(arrays["half"]).astype(jnp.float32).reshape(shape)
+"""
+
+
+def test_stages_are_checked(tmp_path, capsys):
+    findings = rk.check(rk.RandK(0.25))
+    assert findings and "in Diana exact" in str(findings), str(findings)
+    (tmp_path / "mine.py").write_text(STAGE)
+    assert main(["check", f"{tmp_path / 'mine.py'}:Halves"]) == 1
+    assert "an array of float64 comes back as float32" in capsys.readouterr().out
+
+
+class Wrong(rk.Stage):
+    """What the broken stages below have in common: arrays travel as they are."""
+
+    def pack(self, array, key):
+        return {"same": array}
+
+    def unpack(self, arrays, shape):
+        return jnp.asarray(arrays["same"]).reshape(shape)
+
+
+class Shifted(Wrong):
+    unbiased = True
+
+    def unpack(self, arrays, shape):
+        return 0.9 * super().unpack(arrays, shape)
+
+
+class Growing(Wrong):
+    def unpack(self, arrays, shape):
+        return 3 * super().unpack(arrays, shape)
+
+
+class Secretive(Wrong):
+    def pack(self, array, key):
+        return {"same": jnp.where(jnp.isfinite(array), array, 0)}
+
+
+class Noisy(Wrong):
+    contracts = False
+
+    def pack(self, array, key):
+        return {"same": array * jax.random.uniform(key)}
+
+
+@pytest.mark.parametrize(
+    ("stage", "what", "sentence"),
+    [
+        (Shifted, "means", "and `unbiased` is True"),
+        (Growing, "means", "and `contracts` is True"),
+        (Secretive, "hides nothing", "an array of nan comes back finite"),
+        (Noisy, "draws", "it draws, and `random` is False"),
+    ],
+)
+def test_a_broken_stage_is_found(stage, what, sentence):
+    findings = examined_on_an_array(stage())
+    assert sentence in next(row.seen for row in findings if row.what == what and not row.holds)
+
+
+def examined_on_an_array(stage):
+    array = jax.random.normal(jax.random.key(0), (40,), jnp.float32)
+    return [examined(what, examine, "an array", stage, array) for what, examine in ON_ARRAYS.items()]
 
 
 def test_what_is_no_method_is_refused():

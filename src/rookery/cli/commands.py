@@ -37,8 +37,9 @@ from rookery.experiments.experiment import (
 from rookery.experiments.federated import label
 from rookery.experiments.federated import launch as launch_federation
 from rookery.experiments.federation import FEDERATION
+from rookery.federation.channels import Stage
 from rookery.files import refuse_used, slug, write_folder
-from rookery.own_code import file_and_class, full_name, short_name
+from rookery.own_code import file_and_class, full_name, load_class, short_name
 from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
 from rookery.runs.check import check as check_method
@@ -453,8 +454,10 @@ def reproduce(arguments: list[str], console: Console) -> int:
 def check(arguments: list[str], console: Console) -> int:
     """`rookery check FILE.py:CLASS`."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise InputError("check: one method is needed, as in: rookery check my_method.py:Mine")
-    findings = check_method(find_method(arguments[0]).method)
+        raise InputError("check: one method, or stage, is needed, as in: rookery check my_method.py:Mine")
+    own = load_class(arguments[0], "method") if file_and_class(arguments[0]) is not None else None
+    is_stage = isinstance(own, type) and issubclass(own, Stage)
+    findings = check_method(own if is_stage else find_method(arguments[0]).method)
     console.print(str(findings), markup=False, soft_wrap=True)
     return 0 if findings else 1
 

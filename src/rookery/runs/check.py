@@ -9,7 +9,6 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ import numpy as np
 
 from rookery.engines.local import Local
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError
+from rookery.federation.channels import Stage
 from rookery.federation.method import is_method
 from rookery.federation.rates import Decay, Rates
 from rookery.federation.sampling import All, Bernoulli, Sampling, Uniform, Weighted, WithReplacement
@@ -29,23 +29,27 @@ from rookery.problems.exact import (
     QuadraticMinimax,
 )
 from rookery.runs.analysis import fixed_point
+from rookery.runs.check_stage import check_stage
+from rookery.runs.findings import Findings, examined
 from rookery.runs.result import Result
 from rookery.runs.run import run
 from rookery.vectors import Tree
 
 RATE, SMALL = 0.1, 0.02
-CLIENTS = 3
+CLIENTS, ON_A_GRAPH = 3, 4  # a ring of three is a complete graph
 
 # Problems with known answers, weighted and ragged, x and y of different sizes.
-PROBLEMS: dict[str, Callable[[], Any]] = {
-    "single": lambda: QuadraticConsensus.random(clients=CLIENTS, dims=3, weights="random", seed=4),
-    "bilevel": lambda: QuadraticBilevel.random(clients=CLIENTS, dims=(2, 3), weights="random", seed=1),
-    "bilevel, own lower level": lambda: QuadraticBilevel.random(
-        clients=CLIENTS, dims=(2, 3), weights="random", seed=1, local=True
+PROBLEMS: dict[str, Callable[[int], Any]] = {
+    "single": lambda clients: QuadraticConsensus.random(clients=clients, dims=3, weights="random", seed=4),
+    "bilevel": lambda clients: QuadraticBilevel.random(clients=clients, dims=(2, 3), weights="random", seed=1),
+    "bilevel, own lower level": lambda clients: QuadraticBilevel.random(
+        clients=clients, dims=(2, 3), weights="random", seed=1, local=True
     ),
-    "compositional": lambda: LinearComposition.random(clients=CLIENTS, dims=(2, 3, 2), weights="random", seed=2),
-    "joint": lambda: JointConsensus.random(clients=CLIENTS, dims=3, weights="random", seed=4),
-    "minimax": lambda: QuadraticMinimax.random(clients=CLIENTS, dims=(2, 3), weights="random", seed=3),
+    "compositional": lambda clients: LinearComposition.random(
+        clients=clients, dims=(2, 3, 2), weights="random", seed=2
+    ),
+    "joint": lambda clients: JointConsensus.random(clients=clients, dims=3, weights="random", seed=4),
+    "minimax": lambda clients: QuadraticMinimax.random(clients=clients, dims=(2, 3), weights="random", seed=3),
 }
 
 SCHEMES: dict[str, Sampling] = {  # besides the uniform one, which the other checks have
@@ -55,61 +59,33 @@ SCHEMES: dict[str, Sampling] = {  # besides the uniform one, which the other che
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was checked: what, on which problem, whether it holds, and what was seen."""
-
-    what: str
-    problem: str
-    holds: bool
-    seen: str
-
-
-@dataclass
-class Findings:
-    """What `check` found; true when everything holds."""
-
-    method: str
-    rows: list[Finding] = field(default_factory=list)
-
-    @property
-    def failed(self) -> list[Finding]:
-        return [row for row in self.rows if not row.holds]
-
-    def __bool__(self) -> bool:
-        return not self.failed
-
-    def __str__(self) -> str:
-        width = max((len(row.what) for row in self.rows), default=0)
-        place = max((len(row.problem) for row in self.rows), default=0)
-        lines = [
-            f"{'ok  ' if row.holds else 'FAIL'}  {row.what:{width}}  {row.problem:{place}}  {row.seen}".rstrip()
-            for row in self.rows
-        ]
-        said = "everything holds" if self else f"{len(self.failed)} of {len(self.rows)} do not hold"
-        return "\n".join([f"{self.method}: {said}", *lines])
-
-
 def check(method: Any) -> Findings:
-    """Holds a method to what every method promises, on the problems with known answers that it solves.
+    """Holds a method to what every method promises, on the problems with known answers that it solves; or a stage of a
+    channel to what every stage does.
 
-    Its fixed point against the closed form; compiled against client by client, under every sampling scheme; schedules;
-    clients in another order; its precision; that other numbers compile nothing; that it goes on from where it stood;
-    and how many exchanges and numbers a round takes.
+    Of a method: its fixed point against the closed form; compiled against client by client, under every sampling
+    scheme; schedules; clients in another order; its precision; that other numbers compile nothing; that it goes on from
+    where it stood; and how many exchanges and numbers a round takes. Of a stage: that arrays of several shapes come
+    back, that it draws, loses and is unbiased as it says, the same on all engines, and exact fixed points with packed
+    differences.
 
     Args:
-      method: a method, such as `Mine(lr=rk.Rates(0.1))`, or its class, which is then made with `lr=rk.Rates(0.1)`.
+      method: a method, such as `Mine(lr=rk.Rates(0.1))`, or its class, which is then made with `lr=rk.Rates(0.1)`; or a
+        stage, such as `rk.TopK(0.1)`, or its class.
 
     Returns:
       `Findings`, true when everything holds; printed, a table.
     """
     cls = method if isinstance(method, type) else type(method)
+    if issubclass(cls, Stage):
+        return check_stage(method() if isinstance(method, type) else method)
     if not is_method(cls):
         raise InputError(f"method: {cls.__name__} was given, which is no method; make it one with @rk.method")
     if isinstance(method, type):
         method = method(**({"lr": Rates(RATE)} if "lr" in _field_names(method) else {}))
     found = Findings(cls.__name__)
-    fitting = {name: make() for name, make in PROBLEMS.items() if fits(method, name)}
+    clients = ON_A_GRAPH if method.neighbours else CLIENTS
+    fitting = {name: make(clients) for name, make in PROBLEMS.items() if fits(method, name)}
     if not fitting:
         raise InputError(
             f"method: {cls.__name__} solves {method.kinds}; no problem with a known answer is of that kind"
@@ -120,7 +96,7 @@ def check(method: Any) -> Findings:
         for number, (name, exact) in enumerate(fitting.items()):
             for what, examine in CHECKS.items():
                 if number == 0 or what in EVERYWHERE:
-                    found.rows.append(_examined(what, examine, name, method, exact))
+                    found.rows.append(examined(what, examine, name, method, exact))
                     if what == "runs" and not found.rows[-1].holds:
                         return found
     return found
@@ -128,21 +104,9 @@ def check(method: Any) -> Findings:
 
 def fits(method: Any, name: str) -> bool:
     """Whether a method solves one of `PROBLEMS`."""
-    problem: Problem = PROBLEMS[name]().problem
+    problem: Problem = PROBLEMS[name](CLIENTS).problem
     scopes = "local" in method.scopes if problem.local else "shared" in method.scopes
     return scopes and (method.kinds is None or problem.kind in method.kinds)
-
-
-def _examined(what: str, examine: Callable[[Any, Any], str], name: str, method: Any, exact: Any) -> Finding:
-    try:
-        return Finding(what, name, True, examine(method, exact))
-    except AssertionError as failure:
-        return Finding(what, name, False, str(failure))
-    except InputError as refused:
-        return Finding(what, name, False, str(refused))
-    except Exception as error:  # whatever a method raises
-        first = str(error).strip().split("\n")[0]
-        return Finding(what, name, False, f"it fails, with {type(error).__name__}: {first}")
 
 
 def _field_names(cls: Any) -> list[str]:
@@ -242,6 +206,8 @@ def takes_schedules(method: Any, exact: Any) -> str:
 
 def order_of_clients(method: Any, exact: Any) -> str:
     """With full batches, clients in another order give the same trajectory."""
+    if method.neighbours:
+        return "may matter: neighbours are by their place"
     method, order = _with_lr(method, Rates(SMALL)), [2, 0, 1]
     start = jax.tree.map(lambda leaf: leaf + 0.3, exact.start(leaves=2))
     options = {"rounds": 6, "precision": "float64", **start}
