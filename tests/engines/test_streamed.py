@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import resource
 import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
 import warnings
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +19,9 @@ import pytest
 
 import rookery as rk
 from rookery.engines.records import RecordStore
+from rookery.engines.streamed import StreamedSession, _cohorts
 from rookery.federation.client import Record
+from rookery.runs.prepare import prepare
 from rookery.runs.segments import replay, write_changed
 from rookery.vectors import Sequences
 
@@ -33,8 +41,10 @@ def upper(x, y, e):
 
 
 SINGLE = rk.Single(lambda x, e: 0.5 * (e["a"] @ x - e["b"]) ** 2)
+NUMBER = rk.Single(lambda x, e: 0.5 * (x - e) ** 2)
 BILEVEL = rk.Bilevel(upper, lower)
 START = {"x": np.zeros(3), "y": np.zeros(3)}
+GIVEN = {"x": START["x"], "sampling": rk.Uniform(3), "batch_size": 2, "precision": "float64"}  # what a resumed run is
 NARROW = 3000  # bytes: windows of a few rounds, so that records go out and come back
 
 
@@ -54,6 +64,11 @@ def assert_same(one, two):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-14)
     assert one.ledger == two.ledger
     assert list(one.history["exchanges"]) == list(two.history["exchanges"])
+
+
+def assert_same_state(one, two):
+    for a, b in zip(one.state.leaves, two.state.leaves, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 METHODS = {
@@ -118,9 +133,8 @@ def test_offsets_go_beyond_32_bits(tmp_path):
     rows = np.memmap(tmp_path / "rows", np.uint8, "w+", shape=(size * clients,))
     rows[-size:] = 3
     who = rk.federate(rk.data.Mapped(rows, np.full(clients, size)))
-    problem = rk.Single(lambda x, e: 0.5 * (x - e) ** 2)
     last = rk.Weighted([1e-12] * (clients - 1) + [1.0])  # the last one alone
-    result = rk.run(problem, rk.FedAvg(lr=0.5, normalised=True), who, x=0.0, rounds=30, sampling=last, batch_size=2)
+    result = rk.run(NUMBER, rk.FedAvg(lr=0.5, normalised=True), who, x=0.0, rounds=30, sampling=last, batch_size=2)
     assert float(result.x) == pytest.approx(3.0, abs=1e-5)
 
 
@@ -146,10 +160,8 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, sources):
     given = {"checkpoints": rk.Checkpoints(folder, every=2), "callbacks": [interrupt]}
     with pytest.raises(KeyboardInterrupt):
         ran(SINGLE, method, clients, rk.Streamed(window=NARROW), **given)
-    options = {"x": START["x"], "sampling": rk.Uniform(3), "batch_size": 2, "precision": "float64"}
-    resumed = rk.resume(folder, SINGLE, method, clients, engine=rk.Streamed(window=NARROW), **options)
-    for a, b in zip(whole.state.leaves, resumed.state.leaves):
-        np.testing.assert_array_equal(a, b)
+    resumed = rk.resume(folder, SINGLE, method, clients, engine=rk.Streamed(window=NARROW), **GIVEN)
+    assert_same_state(whole, resumed)
     kept = {path.name for path in (folder / "records").iterdir()}
     assert sum(len(np.load(folder / "records" / name / "clients.npy")) for name in kept) <= 4 * len(SIZES)
 
@@ -157,12 +169,10 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, sources):
 @pytest.mark.parametrize("last", ["streamed", "local"])
 def test_engines_take_turns_at_a_folder_of_checkpoints(tmp_path, last):
     method, folder = rk.Scaffold(lr=0.05, local_steps=2), tmp_path / "checkpoints"
-    options = {"x": START["x"], "sampling": rk.Uniform(3), "batch_size": 2, "precision": "float64"}
     ran(SINGLE, method, rounds=15, checkpoints=rk.Checkpoints(folder, every=2))
-    rk.resume(folder, SINGLE, method, CLIENTS, rounds=17, engine="streamed", **options)
-    resumed = rk.resume(folder, SINGLE, method, CLIENTS, rounds=23, engine=last, **options)
-    for a, b in zip(ran(SINGLE, method).state.leaves, resumed.state.leaves):
-        np.testing.assert_array_equal(a, b)
+    rk.resume(folder, SINGLE, method, CLIENTS, rounds=17, engine="streamed", **GIVEN)
+    resumed = rk.resume(folder, SINGLE, method, CLIENTS, rounds=23, engine=last, **GIVEN)
+    assert_same_state(ran(SINGLE, method), resumed)
 
 
 def test_a_damaged_segment_makes_a_checkpoint_damaged(tmp_path):
@@ -170,9 +180,8 @@ def test_a_damaged_segment_makes_a_checkpoint_damaged(tmp_path):
     ran(SINGLE, method, engine="streamed", rounds=4, checkpoints=rk.Checkpoints(folder, every=2))
     for path in (folder / "records").glob("*/rows.npy"):
         path.write_bytes(b"")
-    options = {"x": START["x"], "sampling": rk.Uniform(3), "batch_size": 2, "precision": "float64"}
     with pytest.warns(rk.AdviceWarning, match="damaged"), pytest.raises(rk.InputError, match="all checkpoints"):
-        rk.resume(folder, SINGLE, method, CLIENTS, engine="streamed", **options)
+        rk.resume(folder, SINGLE, method, CLIENTS, engine="streamed", **GIVEN)
 
 
 def test_checkpoints_write_what_changed(tmp_path):
@@ -183,6 +192,80 @@ def test_checkpoints_write_what_changed(tmp_path):
     first, second = (np.load(folder / "records" / f"round-00000000{n}" / "clients.npy") for n in (4, 8))
     assert len(first) <= 12 and len(second) <= 12
     assert not np.array_equal(first, second)
+
+
+def test_what_is_interrupted_says_the_round_that_it_has_cost(monkeypatch):
+    method, entered = rk.Scaffold(lr=0.05), []
+    real = StreamedSession._enter
+
+    def interrupt(self, state, ledger, round):
+        entered.append(round)
+        if round > 9 and len(entered) > 2:  # in the middle of a call, after some of its windows
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return real(self, state, ledger, round)
+
+    monkeypatch.setattr(StreamedSession, "_enter", interrupt)
+    with pytest.raises(rk.Interrupted) as caught:
+        ran(SINGLE, method, engine=rk.Streamed(window=NARROW), rounds=1000, every=1000)
+    result = caught.value.result
+    last = result.history.rows[-1]
+    assert last["round"] == result.state.round == last["exchanges"] == result.ledger.exchanges > 9
+    assert_same_state(ran(SINGLE, method, rounds=last["round"]), result)
+
+
+def test_a_short_run_reads_little_and_leaves_no_thread_behind():
+    read = []
+
+    def slow(client: int):
+        read.append(client)
+        time.sleep(0.001)
+        return {"a": np.ones((2, 3)), "b": np.zeros(2)}
+
+    clients = rk.federate(rk.data.Loaded(slow, np.full(100_000, 2)))
+    read.clear()
+    ran(SINGLE, rk.FedAvg(lr=0.1), clients, rounds=1, sampling=rk.Uniform(20))
+    assert len(read) <= 3 * 20
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rookery")]
+
+
+def test_a_process_ends_while_a_window_is_read():
+    code = "import time, jax.numpy as jnp, numpy as np, rookery as rk\n"
+    code += "load = lambda i: (time.sleep(0 if i < 60 else 1e6), {'a': np.ones((1, 3)), 'b': np.ones(1)})[1]\n"
+    code += "clients = rk.federate(rk.data.Loaded(load, np.ones(100, int)))\n"
+    code += "problem = rk.Single(lambda x, e: (e['a'] @ x - e['b']) ** 2)\n"
+    code += "sampling = rk.Bernoulli(lambda t: jnp.where((t == 0) == (jnp.arange(100) < 60), 1.0, 0.0))\n"
+    code += "rk.run(problem, rk.FedAvg(lr=0.1), clients, x=np.zeros(3), rounds=1, sampling=sampling)\n"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("kind", ["weighted", "bernoulli"])
+def test_cohorts_are_drawn_one_after_another(kind):
+    n = 50_000
+    sampling = {"weighted": rk.Weighted(np.full(n, 100 / n)), "bernoulli": rk.Bernoulli(100 / n)}[kind]
+    clients = rk.federate(rk.data.Mapped(np.zeros(n), 1))
+    ready = prepare(
+        NUMBER, rk.FedAvg(lr=0.1), clients, x=0.0, sampling=sampling, batch_size=1, seed=0, precision="float32"
+    )
+    given = (rk.Local().program(ready), 64, ready.inputs._replace(levels={}), 0, 64)
+    took = _cohorts.lower(*given).compile().memory_analysis()
+    assert took is not None
+    assert took.temp_size_in_bytes + took.output_size_in_bytes < (64 * 2 * 4 + 100) * sampling.slots(n) + 100 * 4 * n
+
+
+def test_a_checkpoint_leaves_the_records_in_their_file(tmp_path, monkeypatch):
+    method, folder = rk.Scaffold(lr=0.05), tmp_path / "checkpoints"
+    ran(SINGLE, method, engine="streamed", rounds=4, checkpoints=rk.Checkpoints(folder, every=2))
+    called, made, real = [], [], RecordStore.all
+    monkeypatch.setattr(RecordStore, "all", lambda self: (called.append(self), real(self))[1])
+    real_file = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda *a, **k: (made.append(k["dir"]), real_file(*a, **k))[1])
+    engine = rk.Streamed(folder=tmp_path)
+    resumed = rk.resume(folder, SINGLE, method, CLIENTS, rounds=12, engine=engine, **GIVEN)
+    assert len(called) == 2  # of the file of the segments, and for the result
+    assert made == [tmp_path, tmp_path]
+    monkeypatch.undo()
+    assert_same_state(ran(SINGLE, method, rounds=12), resumed)
 
 
 @pytest.fixture
@@ -249,6 +332,29 @@ class TestErrors:
         source = rk.data.Loaded(load, np.where(np.arange(12) == 5, 1, SIZES))
         with pytest.raises(rk.InputError, match="load: client 5 gave"):
             ran(SINGLE, rk.FedAvg(lr=0.1), rk.federate(source), sampling=rk.All())
+
+    @pytest.mark.parametrize(
+        ("read", "said"),
+        [
+            (lambda own: np.full(2 * len(own), 5.0), r"examples of \(24,\) float64; .* \(48,\) float64 are needed"),
+            (lambda own: np.full((4 * len(own), 1), 5.0), r"examples of \(48, 1\) float64"),
+            (lambda own: np.full(4 * len(own), 5), r"examples of \(48,\) int64"),
+            (lambda own: {"a": np.full(4 * len(own), 5.0)}, r"examples of {'a'"),
+            (lambda own: 1 / 0, "fails, with ZeroDivisionError"),
+        ],
+    )
+    def test_a_source_that_reads_something_else_than_it_says(self, read, said):
+        one = jax.ShapeDtypeStruct((), np.float64)
+        told = {"sizes": {"all": np.full(12, 4)}, "example": {"all": one}, "read": lambda own: {"all": read(own)}}
+        clients = rk.federate(SimpleNamespace(**told))
+        with pytest.raises(rk.InputError, match=f"data: (reading )?clients 0 to 11 .*{said}"):
+            rk.run(NUMBER, rk.FedAvg(lr=0.5), clients, x=0.0, rounds=1)
+
+    def test_a_cohort_beyond_what_a_device_counts(self):
+        rows = np.broadcast_to(np.uint8(1), (3 * 2**30,))
+        clients = rk.federate(rk.data.Mapped(rows, np.full(3, 2**30)))
+        with pytest.raises(rk.InputError, match="sampling: the cohort of round 0 has 3221225472 examples, of which a"):
+            rk.run(NUMBER, rk.FedAvg(lr=0.5), clients, x=0.0, rounds=1)
 
     def test_a_client_with_nan(self):
         broken = lambda i: {"a": DATA[i]["a"], "b": DATA[i]["b"] * (np.nan if i == 7 else 1.0)}

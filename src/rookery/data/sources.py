@@ -69,6 +69,29 @@ def rows_of(level: Level, clients: np.ndarray) -> Tree:
     return jax.tree.map(lambda leaf: np.asarray(leaf[taken]), level.rows)
 
 
+def read_checked(source: Source, clients: np.ndarray, sizes: Mapping[str, np.ndarray]) -> dict[str, Tree]:
+    """The examples of some clients, held against what was said of them; `sizes` are these clients'."""
+    who = f"clients {clients[0]} to {clients[-1]}" if len(clients) > 1 else f"client {clients[0]}"
+    with failing(f"data: reading {who}"):
+        read, found = source.read(clients), {}
+        for name, example in source.example.items():
+            count = int(sizes[name].sum(dtype=np.int64))
+            found[name] = jax.tree.map(np.asarray, read[name])
+            said, told = _described(example, (count,)), _described(found[name])
+            if told != said:
+                what = "" if name == BOTH else f" {name}"
+                raise InputError(
+                    f"data: {who} are given{what} examples of {told}; by the source's sizes and example {said} "
+                    "are needed"
+                )
+    return found
+
+
+def _described(tree: Tree, ahead: tuple[int, ...] = ()) -> Tree:
+    """The shapes and types of a tree's arrays."""
+    return jax.tree.map(lambda leaf: f"{(*ahead, *leaf.shape)} {np.dtype(leaf.dtype)}", tree)
+
+
 @dataclass(frozen=True)
 class Mapped:
     """Examples of all clients in large arrays, one client after another, such as `np.load(path, mmap_mode="r")` gives.

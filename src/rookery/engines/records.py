@@ -114,7 +114,7 @@ class RecordStore:
         """Writes rows; those of neighbours in one go."""
         ends = np.flatnonzero(np.diff(clients, append=-1) != 1) + 1
         begins = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
-        content, size = memoryview(self._as_bytes(rows).reshape(-1)), self.row_bytes
+        content, size = self._as_bytes(rows).reshape(-1).data, self.row_bytes
         with self._told():
             for begin, end, at in zip(*((some * size).tolist() for some in (begins, ends, clients[begins]))):
                 while begin < end:  # a disk that is nearly full takes a part

@@ -57,6 +57,7 @@ class RunState:
     segments: tuple[Path, list[Segment]] | None = None  # what a checkpoint has of such records, in place of leaves
     rates: Mapping[str, float] | None = None  # the step sizes that were measured
     feedback: str = ""  # what its channels keep between messages
+    of_records: int = 0  # how many of the leaves, the last ones, are views of the store
 
     @classmethod
     def of(
@@ -72,12 +73,13 @@ class RunState:
         versions, store = getattr(session, "versions", None), getattr(session, "store", None)
         up = prepared.config.up
         told: dict[str, Any] = {"rates": prepared.rates, "feedback": "" if up is None else up.feedback}
+        told["of_records"] = 0 if store is None else len(jax.tree.leaves(carry.records))
         return cls(leaves, key, ledger.copy(), seconds, round, versions, store, **told)
 
     @property
     def in_memory(self) -> tuple[np.ndarray, ...]:
         """The leaves without those of records in a file, which come last."""
-        return self.leaves if self.store is None else self.leaves[: len(self.leaves) - self.store.leaves]
+        return self.leaves[: len(self.leaves) - self.of_records]
 
     def arrays(self, records: bool = True) -> dict[str, np.ndarray]:
         """The state's arrays by name, for a file; with those of records that have a file of their own, or without."""
@@ -99,10 +101,11 @@ class RunState:
         state = cls(leaves, arrays["key"], ledger, described["seconds"], described["round"], described.get("versions"))
         return replace(state, rates=described.get("rates"), feedback=described.get("feedback", ""))
 
-    def carry(self, template: Carry) -> Carry:
-        """The carry in the structure of a run that has been made ready for the same problem and method."""
+    def carry(self, template: Carry, folder: str | Path | None = None) -> Carry:
+        """The carry in the structure of a run that has been made ready for the same problem and method; records that
+        are in a file are put into one in `folder`."""
         if self.segments is not None:
-            records = replay(*self.segments, template.records)
+            records = replay(*self.segments, template.records, folder)
             return replace(self, leaves=(*self.leaves, *jax.tree.leaves(records)), segments=None).carry(template)
         needed = jax.tree.leaves(template)
         if [(leaf.shape, leaf.dtype) for leaf in self.leaves] != [(np.shape(n), np.asarray(n).dtype) for n in needed]:

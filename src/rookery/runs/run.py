@@ -153,7 +153,7 @@ def run(
             told = fingerprint(prepared, names) | ({"set of measured rates": ", ".join(awaited)} if awaited else {})
             saver, previous = stack.enter_context(open_checkpoints(checkpoints, told, asked))
         if previous is not None:
-            prepared, ledger, seconds = _resume(prepared, previous.state)
+            prepared, ledger, seconds = _resume(prepared, previous.state, getattr(engine, "folder", None))
         if awaited:
             before = state if previous is None else previous.state
             prepared, ledger = measured_run(prepared, awaited, engine, ledger, before)
@@ -278,6 +278,7 @@ class _Loop:
                 self.save(status)
         except KeyboardInterrupt:
             answered()
+            self.round = int(self.standing().state.round)  # a call that was interrupted may have done some
             self.save()
             raise Interrupted(self.interrupted()) from None
         except StorageError as error:
@@ -320,8 +321,13 @@ class _Loop:
             self.history = Table([*self.history.rows, row | self.measured()])
         return self.result("interrupted", None)
 
+    def standing(self) -> Carry:
+        """Where the run stands; without the records that are in a file, which stay there."""
+        session: Any = self.session
+        return session.in_memory if hasattr(session, "in_memory") else session.carry
+
     def state(self) -> RunState:
-        carry = jax.device_get(self.session.carry)
+        carry = jax.device_get(self.standing())
         return RunState.of(carry, self.prepared, self.session.ledger, self.seconds, self.session)
 
     def save(self, status: str | None = None) -> None:
@@ -497,7 +503,8 @@ def metric_names(method: Any, arguments: Mapping[str, Any], metrics: Metrics) ->
         return check_metrics(metrics, {}, prepared.carry, (*observed_names(prepared), *columns))
 
 
-def _resume(prepared: PreparedRun, state: RunState | None) -> tuple[PreparedRun, Ledger, float]:
+def _resume(prepared: PreparedRun, state: RunState | None, folder: Any = None) -> tuple[PreparedRun, Ledger, float]:
+    """A run that goes on from a state; records that are in a file are put into one in `folder`."""
     if state is None:
         return prepared, Ledger(), 0.0
     if not isinstance(state, RunState):
@@ -507,5 +514,5 @@ def _resume(prepared: PreparedRun, state: RunState | None) -> tuple[PreparedRun,
         kept = [each or "nothing" for each in (state.feedback, here)]
         raise InputError(f"state: its clients' channels keep {kept[0]}, and those of this run (up) keep {kept[1]}")
     inputs = prepared.inputs._replace(key=jax.random.wrap_key_data(jnp.asarray(state.key)))
-    resumed = replace(prepared, inputs=inputs, carry=state.carry(prepared.carry), versions=state.versions)
+    resumed = replace(prepared, inputs=inputs, carry=state.carry(prepared.carry, folder), versions=state.versions)
     return resumed, state.ledger.copy(), state.seconds

@@ -62,9 +62,9 @@ def damage(folder: Path, segments: Sequence[Segment]) -> str | None:
     return None
 
 
-def replay(folder: Path, segments: Sequence[Segment], first: Record) -> Record:
-    """All records as segments have them, on top of what they began as."""
-    store = RecordStore(first)
+def replay(folder: Path, segments: Sequence[Segment], first: Record, into: str | Path | None = None) -> Record:
+    """All records as segments have them, on top of what they began as; in a file of the folder `into`."""
+    store = RecordStore(first, into)
     for segment in segments:
         clients = np.load(folder / FOLDER / segment["name"] / CLIENTS)
         rows = np.load(folder / FOLDER / segment["name"] / ROWS, mmap_mode="r")
