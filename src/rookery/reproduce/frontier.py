@@ -35,6 +35,7 @@ PAPERS = {"iid": 195, "non-iid": 305}  # the best of aggitd-table2
 SMALL = ("SimFBO", "FedBiO", "FBO-AggITD")  # what the small version runs
 ALSO = ("SimFBO", "SimFBO, control variates", "FBO-AggITD")  # run with the library's initial values, too
 LIBRARY = "the library's initial values"
+AUTO, AUTO_STEPS, AUTO_SEEDS = 150, (10, 120), 3  # exchanges, local steps and seeds of rows whose rates are measured
 
 # What a method chooses from: rates of x, those of the other sequences, numbers of local steps. Methods that need
 # smaller rates have their own: where the common ones were given, they took the smallest, or diverged with all.
@@ -110,7 +111,8 @@ def methods() -> dict[str, tuple[int, tuple[Any, ...]]]:
 
 def cells(quick: bool) -> list[Cell]:
     """Every method, iid and with two label-sorted shards per client, tuned and, where a paper has them, at published
-    rates; some also with the library's initial values. In the small version three of them, iid."""
+    rates; some also with the library's initial values, and with measured rates. In the small version three of them,
+    iid."""
     found = []
     for setting, name in itertools.product(GOALS, methods()):
         if quick and (setting != "iid" or name not in SMALL):
@@ -127,7 +129,19 @@ def cells(quick: bool) -> list[Cell]:
         found.append(_cell("SimFBO, published", setting, place, SimFBO(lr=rates, server_lr=rates), 1, quick))
         for name, tau in (("FBO-AggITD", 5), ("FedNest", 5), ("LFedNest", 1)):
             found.append(_cell(f"{name}, published", setting, place, *CHOSEN.method(name, setting, tau), quick))
+        for name, steps in itertools.product(MEASURED, AUTO_STEPS):
+            method = dataclasses.replace(MEASURED[name], local_steps=steps)
+            row, chosen = f"{name}, auto, {steps} steps", options(setting, AUTO, quick, BATCH)
+            experiment = Experiment("hyperrep", place, row.partition(",")[0], method, chosen)
+            found.append(Cell(row, setting, experiment, most_seeds=AUTO_SEEDS))
     return found
+
+
+MEASURED = {
+    "SimFBO": SimFBO(lr="auto"),
+    "FedBiO": FedBiO(lr="auto"),
+    "SimFBO, control variates": SimFBO(lr="auto", drift=ControlVariates()),
+}
 
 
 def _cell(
@@ -186,6 +200,9 @@ also with {LIBRARY}, normal weights of three times PyTorch's variance.
 
 **Published** rows are not tuned: SimFBO with one local step and 0.2, 0.1 and 0.05 for y, v and x; the others as in
 aggitd-table2, with tau = 5 (LFedNest 1), all with minibatches of {CHOSEN.batch}.
+
+**Auto** rows have `lr="auto"`, step sizes that are [measured](../docs/automatic-step-sizes.md) in one exchange, which
+is counted: nothing is tuned. They are run for {AUTO} exchanges, with {AUTO_SEEDS} seeds and minibatches of {BATCH}.
 
 **Tuning.** Every method has the same budget in either setting: {TRIALS} settings of {TRIED} exchanges each, which are
 {TRIALS * TRIED:,} exchanges, with seed 0. They are the combinations of four rates of x, three of the other sequences
