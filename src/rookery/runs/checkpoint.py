@@ -37,6 +37,7 @@ from rookery.files import (
 )
 from rookery.runs.fingerprint import difference, uncompared
 from rookery.runs.result import RunState
+from rookery.runs.segments import FOLDER as RECORDS
 from rookery.runs.segments import Segment, damage, remove_unused, write_changed
 from rookery.runs.table import Table
 from rookery.version import __version__
@@ -225,8 +226,7 @@ class Saver:
             write_folder(target, write)
             for old in _found(self.folder)[self.keep :]:
                 remove_folder(old)
-            if state.store is not None:
-                remove_unused(self.folder, {name for path in _found(self.folder) for name in _segments_of(path)})
+            remove_unused(self.folder, lambda: {name for path in _found(self.folder) for name in _segments_of(path)})
         except (OSError, SafetensorError, InputError) as error:
             reason = getattr(error, "strerror", None) or error
             whole = "there is none before it" if self.last is None else f"that of round {self.last} is whole"
@@ -244,6 +244,7 @@ def newest(folder: Path, fingerprint: Mapping[str, str]) -> Checkpoint | None:
     A damaged one is named in a warning, and the one before it is taken. One of another run is refused.
     """
     remove_leftovers(folder)
+    remove_leftovers(folder / RECORDS)
     found, damaged = _found(folder), []
     for path in found:
         try:

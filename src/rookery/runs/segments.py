@@ -7,8 +7,9 @@ as need be, a whole one takes their place.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -76,11 +77,17 @@ def replay(folder: Path, segments: Sequence[Segment], first: Record, into: str |
     return store.all()
 
 
-def remove_unused(folder: Path, used: Collection[str]) -> None:
-    """Removes the segments that no checkpoint names."""
+def remove_unused(folder: Path, find_used: Callable[[], Collection[str]]) -> None:
+    """Removes the segments that no checkpoint names, where there are any at all."""
+    if not (folder / FOLDER).is_dir():
+        return
+    used = find_used()
     for path in (folder / FOLDER).glob("round-*"):
         if path.name not in used:
             remove_folder(path)
+    if not used:
+        with contextlib.suppress(OSError):  # something of the user's own is in it
+            (folder / FOLDER).rmdir()
 
 
 def _checksum(path: Path) -> str:
