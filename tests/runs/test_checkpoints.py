@@ -300,6 +300,14 @@ def test_another_version_of_python_is_said(tmp_path, monkeypatch):
         rk.resume(tmp_path / "run", *survivor.problem(), **survivor.options("local"))
 
 
+def test_what_all_clients_begin_with_is_digested_once():
+    alike = lambda fill: np.broadcast_to(np.full(1000, fill), (10**9, 1000))  # 8 TB, if it were looked at
+    digest = lambda array: fingerprint._digest("", array)
+    assert digest(alike(1.0)) == digest(alike(1.0)) != digest(alike(2.0))
+    assert digest(alike(1.0)) != digest(alike(1.0)[1:])
+    assert digest(np.ones((3, 2))) != digest(np.array([[1.0, 1.0]] * 2 + [[1.0, 2.0]]))
+
+
 def test_fingerprints_are_the_same_in_every_process():
     code = "import survivor; from rookery.runs.fingerprint import describe; p, m, c = survivor.problem(); "
     code += "import hashlib, optax, rookery as rk; s = rk.ServerOptimiser(optax.adam, learning_rate=0.1); "

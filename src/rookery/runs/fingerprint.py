@@ -84,7 +84,9 @@ def _digest(text: str, tree: Tree = ()) -> str:
         is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
         total.update(f"{array.dtype}{array.shape}".encode())
-        # In parts: what is the same for all clients is one row, seen many times.
+        if array.ndim and len(array) > 1 and array.strides[0] == 0:  # a view of one row: all are alike
+            total.update(b"alike")
+            array = array[:1]
         rows = max(1, _PART // max(1, array.nbytes // max(1, len(array)))) if array.ndim else 1
         for part in [array[i : i + rows] for i in range(0, len(array), rows)] if array.ndim else [array]:
             total.update(np.ascontiguousarray(part).data if part.size else b"")
