@@ -175,6 +175,16 @@ def test_engines_take_turns_at_a_folder_of_checkpoints(tmp_path, last):
     assert_same_state(ran(SINGLE, method), resumed)
 
 
+def test_what_nobody_needs_any_more_is_removed(tmp_path):
+    method, folder = rk.Scaffold(lr=0.05), tmp_path / "checkpoints"
+    ran(SINGLE, method, engine="streamed", rounds=4, checkpoints=rk.Checkpoints(folder, every=2))
+    (folder / "records" / ".rookery-aside-killed").mkdir()
+    rk.resume(folder, SINGLE, method, CLIENTS, rounds=8, engine="streamed", **GIVEN)
+    assert not list((folder / "records").glob(".*"))
+    rk.resume(folder, SINGLE, method, CLIENTS, rounds=16, engine="local", **GIVEN)
+    assert not (folder / "records").exists()
+
+
 def test_a_damaged_segment_makes_a_checkpoint_damaged(tmp_path):
     method, folder = rk.Scaffold(lr=0.05), tmp_path / "checkpoints"
     ran(SINGLE, method, engine="streamed", rounds=4, checkpoints=rk.Checkpoints(folder, every=2))
@@ -315,6 +325,16 @@ class TestErrors:
             rk.sweep(
                 SINGLE, rk.FedAvg(lr=0.1), rk.federate(sources["mapped"]), over={"seed": [0]}, x=START["x"], rounds=1
             )
+
+    def test_a_fixed_point(self, sources):
+        with pytest.raises(rk.InputError, match="clients: their examples are not in memory, which fixed_point needs"):
+            rk.fixed_point(SINGLE, rk.FedAvg(lr=0.1), rk.federate(sources["mapped"]), x=START["x"])
+
+    def test_a_process_without_a_device(self, monkeypatch):
+        there = [SimpleNamespace(process_index=process, platform="cpu") for process in (0, 0, 1, 1)]
+        monkeypatch.setattr(jax, "devices", lambda: there)
+        with pytest.raises(rk.InputError, match="devices: 2 was given, which leaves process 1 without any"):
+            rk.Mesh(2).device_mesh()
 
     def test_what_needs_memory(self, sources):
         with pytest.raises(rk.InputError, match="validation: it was given, and the examples are not in memory"):

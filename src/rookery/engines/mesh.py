@@ -63,7 +63,13 @@ class Mesh:
         there = jax.devices()
         if self.devices is not None and self.devices > len(there):
             raise InputError(f"devices: {self.devices} was given; there are {len(there)} of kind {there[0].platform}")
-        return DeviceMesh(np.asarray(there[: self.devices]), (AXIS,))
+        taken = there[: self.devices]
+        if without := {each.process_index for each in there} - {each.process_index for each in taken}:
+            raise InputError(
+                f"devices: {self.devices} was given, which leaves process {min(without)} without any; every one of the "
+                "processes that run together needs one, so give more of them, or None for all"
+            )
+        return DeviceMesh(np.asarray(taken), (AXIS,))
 
 
 class Layout:

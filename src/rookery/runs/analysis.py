@@ -61,6 +61,8 @@ def fixed_point(
     The other arguments are those of `rk.run`. The result is meaningless when the field is not linear, which is
     checked at a random point.
     """
+    if clients.streamed:
+        raise InputError("clients: their examples are not in memory, which fixed_point needs")
     options = {"x": x, "y": y, "start": start, "sampling": All(), "batch_size": None, "seed": seed}
     with precision_context("float64"):
         methods = method if isinstance(method, list) else [method]
