@@ -5,9 +5,11 @@ Imports only errors and its own package; scikit-learn inside the function that r
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -218,13 +220,24 @@ def digits(test_fraction: float = 0.2) -> Dataset:
     Reference: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository,
     1998 (its test part, which is what scikit-learn ships).
     """
-    from sklearn.datasets import load_digits
-
     check_fraction("test_fraction", test_fraction)
-    pixels, label = load_digits(return_X_y=True)
+    pixels, label = _digits()
     examples = {"input": (pixels / 16).astype(np.float32), "label": label.astype(np.int32)}
     is_test = hold_out("test_fraction", label, test_fraction, seed=0)
     return Dataset("digits", _take(examples, ~is_test), _take(examples, is_test), classes=10, scale=Scale((8, 8, 1)))
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """Pixels and labels from scikit-learn's own file, where it is: to import all of it takes a second and more."""
+    found = importlib.util.find_spec("sklearn")
+    path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz" if found and found.origin else None
+    if path is None or not path.is_file():
+        from sklearn.datasets import load_digits
+
+        found_there: Any = load_digits(return_X_y=True)
+        return found_there
+    rows = np.loadtxt(path, delimiter=",")
+    return rows[:, :-1], rows[:, -1].astype(np.int64)
 
 
 def breast_cancer(test_fraction: float = 0.2) -> Dataset:
