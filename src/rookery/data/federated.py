@@ -15,7 +15,7 @@ import numpy as np
 
 from rookery.data.levels import BOTH, Level, Split
 from rookery.data.parts import check_fraction, hold_out
-from rookery.data.sources import Numbered, Source
+from rookery.data.sources import Numbered, Source, told_by
 from rookery.data.tables import Reading, is_frame, is_grouped, records_of
 from rookery.errors import InputError
 from rookery.vectors import Tree
@@ -192,6 +192,8 @@ def federate(
         levels = {BOTH: _flatten(data, "data", names)}
     sizes = np.sum([level.size for level in levels.values()], axis=0)
     held = None if tests is None else _flatten(tests, "test", names)
+    if held is not None and held.offset.dtype != np.int32:
+        raise InputError(f"test: {held.size.sum(dtype=np.int64)} examples were given, beyond what a device counts")
     return Clients(levels, _weights(weights, sizes), _checked_augment(augment), names, inputs, values, held)
 
 
@@ -200,12 +202,12 @@ def _streamed(source: Source, weights: Any, augment: Augment | None, given: Mapp
     for name, value in given.items():
         if value != getattr(Reading(), name, None):
             raise InputError(f"{name}: it was given, and the examples are not in memory; prepare them in the source")
-    levels = {}
-    for name, size in source.sizes.items():
+    levels, (sizes_of, example) = {}, told_by(source)
+    for name, size in sizes_of.items():
         begins = np.cumsum(size, dtype=np.int64) - size
         total = int(begins[-1] + size[-1])
         rows = jax.tree.map(
-            lambda leaf, total=total: jax.ShapeDtypeStruct((total, *leaf.shape), leaf.dtype), source.example[name]
+            lambda leaf, total=total: jax.ShapeDtypeStruct((total, *leaf.shape), leaf.dtype), example[name]
         )
         levels[name] = Level(rows, begins, size)
     sizes = np.sum([level.size for level in levels.values()], axis=0)

@@ -16,11 +16,12 @@ import jax
 import numpy as np
 
 from rookery.data.levels import BOTH, Level, Split
-from rookery.errors import InputError, failing
+from rookery.errors import InputError, StorageError, failing
 from rookery.files import read_json, undamaged, write_folder
 from rookery.vectors import Tree
 
 INDEX = "shards.json"
+NUMBERS = "biufc"  # kinds of arrays that are examples
 
 
 @runtime_checkable
@@ -69,6 +70,40 @@ def rows_of(level: Level, clients: np.ndarray) -> Tree:
     return jax.tree.map(lambda leaf: np.asarray(leaf[taken]), level.rows)
 
 
+def told_by(source: Source) -> tuple[dict[str, np.ndarray], dict[str, Tree]]:
+    """The sizes and the example of a source, after checking that they fit each other."""
+    sizes = {name: _sizes(size, None) for name, size in source.sizes.items()}
+    example = dict(source.example)
+    if set(sizes) not in LEVELS or set(example) != set(sizes):
+        raise InputError(
+            f"data: the source has sizes of the levels {_listed(sizes)} and examples of {_listed(example)}; {BOTH!r}, "
+            "or 'lower' and 'upper', are needed in both"
+        )
+    for name, tree in example.items():
+        for leaf in jax.tree.leaves(tree) or [None]:
+            if not hasattr(leaf, "shape") or np.dtype(getattr(leaf, "dtype", object)).kind not in NUMBERS:
+                raise InputError(
+                    f"data: the source has an example of level {name!r} with {leaf!r}; the shape and type of an array "
+                    "of numbers, such as jax.ShapeDtypeStruct, are needed"
+                )
+    return _of_one_population(sizes), example
+
+
+LEVELS = ({BOTH}, {"lower", "upper"})
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return " and ".join(map(repr, names)) or "nothing"
+
+
+def _of_one_population(sizes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Sizes by level, after checking that they are of as many clients."""
+    if len({len(size) for size in sizes.values()}) > 1:
+        told = " and ".join(f"{len(size)} clients at the {name} level" for name, size in sizes.items())
+        raise InputError(f"sizes: they are of {told}; both levels have the same clients")
+    return sizes
+
+
 def read_checked(source: Source, clients: np.ndarray, sizes: Mapping[str, np.ndarray]) -> dict[str, Tree]:
     """The examples of some clients, held against what was said of them; `sizes` are these clients'."""
     who = f"clients {clients[0]} to {clients[-1]}" if len(clients) > 1 else f"client {clients[0]}"
@@ -113,7 +148,7 @@ class Mapped:
         if sizes.keys() != rows.keys():
             raise InputError("sizes: rows and sizes must both be a Split, or neither")
         levels = {name: _level(name, rows[name], sizes[name]) for name in rows}
-        object.__setattr__(self, "sizes", {name: level.size for name, level in levels.items()})
+        object.__setattr__(self, "sizes", _of_one_population({name: level.size for name, level in levels.items()}))
         object.__setattr__(self, "_levels", levels)
 
     @property
@@ -144,7 +179,10 @@ class Loaded:
         sizes = _by_level(self.sizes)
         if sizes.keys() != first.keys():
             raise InputError("sizes: what is loaded and sizes must both be a Split, or neither")
-        found = {name: _sizes(size, None) for name, size in sizes.items()}
+        for leaf in map(np.asarray, jax.tree.leaves(first)):
+            if leaf.dtype.kind not in NUMBERS:
+                raise InputError(f"load: client 0 gave an array of type {leaf.dtype}; arrays of numbers are needed")
+        found = _of_one_population({name: _sizes(size, None) for name, size in sizes.items()})
         object.__setattr__(self, "sizes", found)
         object.__setattr__(
             self,
@@ -194,9 +232,17 @@ class ShardFolder:
             raise InputError(f"folder: {str(folder)!r} has no {INDEX}; one that rk.data.write_shards wrote is needed")
         index = read_json(folder / INDEX, "folder")
         with undamaged(folder / INDEX, "folder"):
+            names = list(index["levels"])
+            if set(names) not in LEVELS or not index["shards"]:
+                raise ValueError(f"it has the levels {_listed(names)} and {len(index['shards'])} shards")
             parts = [_Shard(folder / name, index["levels"]) for name in index["shards"]]
             ends = np.cumsum([part.population for part in parts])
-        names = list(index["levels"])
+        for part in parts:
+            if part.example != parts[0].example:
+                told = [_described(each.example) for each in (part, parts[0])]
+                raise InputError(
+                    f"folder: {str(part.folder)!r} has examples of {told[0]}, the first shard of {told[1]}"
+                )
         object.__setattr__(self, "_parts", parts)
         object.__setattr__(self, "_begins", np.concatenate([[0], ends[:-1]]))
         object.__setattr__(
@@ -229,22 +275,26 @@ class _Shard:
 
     def __init__(self, folder: Path, levels: Mapping[str, Mapping[str, str]]):
         self.folder, self.levels = folder, levels
-        self.sizes = {name: _sizes(np.load(folder / f"{name}.sizes.npy"), None) for name in levels}
+        self.sizes = {name: _sizes(self._load(f"{name}.sizes.npy"), None) for name in levels}
         self.population = len(next(iter(self.sizes.values())))
+        self.example = self._mapped().example
 
     def _mapped(self) -> Mapped:
         rows = {
-            name: {
-                leaf: np.load(self.folder / f"{name}.{number}.npy", mmap_mode="r") for leaf, number in leaves.items()
-            }
+            name: {leaf: self._load(f"{name}.{number}.npy", mmap_mode="r") for leaf, number in leaves.items()}
             for name, leaves in self.levels.items()
         }
         rows = {name: tree[""] if set(tree) == {""} else tree for name, tree in rows.items()}
         return Mapped(*(_of_levels(part) for part in (rows, self.sizes)))
 
-    @property
-    def example(self) -> Mapping[str, Tree]:
-        return self._mapped().example
+    def _load(self, name: str, **options: Any) -> np.ndarray:
+        try:
+            return np.load(self.folder / name, **options)
+        except (OSError, ValueError, EOFError) as error:
+            reason = getattr(error, "strerror", None) or str(error).split("\n")[0]
+            raise InputError(
+                f"folder: {name} in {str(self.folder)!r} cannot be read: {reason}; write the shards again"
+            ) from None
 
     def read(self, clients: np.ndarray) -> Mapping[str, Tree]:
         return self._mapped().read(clients)
@@ -256,33 +306,49 @@ def write_shards(folder: str | Path, clients: Iterable[Any], *, per_shard: int =
     Args:
       folder: a new or empty folder.
       clients: one after another, such as a generator gives them: each an array, a mapping from names to arrays with a
-        leading axis of examples, or an `rk.Split` of two such.
+        leading axis of examples, or an `rk.Split` of two such; all of the same names, shapes and types.
       per_shard: how many clients go into one shard.
     """
+    if isinstance(per_shard, bool) or not isinstance(per_shard, int | np.integer) or per_shard < 1:
+        raise InputError(f"per_shard: {per_shard!r} was given; a whole number of at least 1 is needed")
+    if isinstance(clients, Mapping | str | Split) or not isinstance(clients, Iterable):
+        raise InputError(
+            f"clients: a {type(clients).__name__} was given; clients one after another are needed, such as a list or a "
+            "generator gives them"
+        )
 
     def write(aside: Path) -> None:
         names: list[str] = []
         levels: dict[str, dict[str, str]] = {}
-        held: list[Mapping[str, Tree]] = []
+        first: Tree = None
+        held: list[dict[str, dict[str, np.ndarray]]] = []
 
         def finish() -> None:
             name = f"{len(names):06d}"
-            (aside / name).mkdir()
-            for level, leaves in levels.items():
-                trees = [_leaves(client[level]) for client in held]
-                size = [len(next(iter(tree.values()))) for tree in trees]
-                np.save(aside / name / f"{level}.sizes.npy", np.asarray(size, np.int32))
-                for leaf, number in leaves.items():
-                    np.save(aside / name / f"{level}.{number}.npy", np.concatenate([tree[leaf] for tree in trees]))
+            try:
+                write_shard(aside / name)
+            except OSError as error:
+                raise StorageError(f"folder: {str(folder)!r} cannot be written: {error.strerror or error}") from error
             names.append(name)
             held.clear()
 
+        def write_shard(shard: Path) -> None:
+            shard.mkdir()
+            for level, leaves in levels.items():
+                size = [len(next(iter(client[level].values()))) for client in held]
+                np.save(shard / f"{level}.sizes.npy", np.asarray(size, np.int32))
+                for leaf, number in leaves.items():
+                    np.save(shard / f"{level}.{number}.npy", np.concatenate([client[level][leaf] for client in held]))
+
         for number, given in enumerate(clients):
-            client = _by_level(given)
-            found = {level: {leaf: str(k) for k, leaf in enumerate(_leaves(tree))} for level, tree in client.items()}
-            levels = levels or found
-            if found != levels:
-                raise InputError(f"clients: client {number} has {found}, the first one {levels}; all must be alike")
+            client = {level: _leaves(tree, number) for level, tree in _by_level(given).items()}
+            found = _described({level: jax.tree.map(_outline, leaves) for level, leaves in client.items()})
+            first = found if first is None else first
+            if found != first:
+                raise InputError(
+                    f"clients: client {number} has examples of {found}, the first one of {first}; all must be alike"
+                )
+            levels = levels or {level: {leaf: str(k) for k, leaf in enumerate(tree)} for level, tree in client.items()}
             held.append(client)
             if len(held) == per_shard:
                 finish()
@@ -295,16 +361,26 @@ def write_shards(folder: str | Path, clients: Iterable[Any], *, per_shard: int =
     return write_folder(folder, write)
 
 
-def _leaves(tree: Tree) -> dict[str, np.ndarray]:
+def _leaves(tree: Tree, client: int) -> dict[str, np.ndarray]:
     """The arrays of a client: by name, or one alone."""
     named = tree if isinstance(tree, Mapping) else {"": tree}
-    found = {str(name): np.asarray(leaf) for name, leaf in named.items()}
-    if (
-        not found
-        or len({leaf.shape[:1] for leaf in found.values()}) != 1
-        or not all(len(l.shape) for l in found.values())
-    ):
-        raise InputError("clients: an array, or a mapping from names to arrays of as many examples each, is needed")
+    for name, leaf in named.items():
+        nested = isinstance(leaf, tuple | list | Mapping)
+        if not isinstance(name, str) or nested or np.asarray(leaf).dtype.kind not in NUMBERS:
+            kind = type(leaf).__name__ if nested else np.asarray(leaf).dtype
+            beside = f" by the name {name!r}" if isinstance(tree, Mapping) else ""
+            raise InputError(
+                f"clients: client {client} has a {kind}{beside}; an array of numbers, a mapping from names to such, or "
+                "an rk.Split of two of these is needed"
+            )
+    found = {name: np.asarray(leaf) for name, leaf in named.items()}
+    lengths = {leaf.shape[:1] for leaf in found.values()}
+    if len(lengths) != 1 or lengths & {(), (0,)}:
+        told = ", ".join(f"{name} {leaf.shape}".strip() for name, leaf in found.items()) or "nothing"
+        raise InputError(
+            f"clients: client {client} has arrays of the shapes {told}; all need a leading axis of as many examples, "
+            "one at least"
+        )
     return found
 
 
@@ -319,8 +395,15 @@ def _of_levels(levels: Mapping[str, Any]) -> Any:
 def _level(name: str, rows: Tree, sizes: Any) -> Level:
     """Flat arrays with where every client's rows begin, after checking that they are of one length."""
     leaves = jax.tree.leaves(rows)
-    if not leaves or any(np.ndim(leaf) == 0 for leaf in leaves) or len({len(leaf) for leaf in leaves}) != 1:
+    if (
+        not leaves
+        or not all(hasattr(leaf, "dtype") and np.ndim(leaf) for leaf in leaves)
+        or len({len(leaf) for leaf in leaves}) != 1
+    ):
         raise InputError(f"rows: the {name} level needs arrays with a leading axis of examples, all of one length")
+    for leaf in leaves:
+        if leaf.dtype.kind not in NUMBERS:
+            raise InputError(f"rows: an array of type {leaf.dtype} was given; arrays of numbers are needed")
     size = _sizes(sizes, len(leaves[0]))
     if size.sum(dtype=np.int64) != len(leaves[0]):
         raise InputError(f"sizes: they sum to {size.sum(dtype=np.int64)}, and there are {len(leaves[0])} examples")
@@ -328,7 +411,10 @@ def _level(name: str, rows: Tree, sizes: Any) -> Level:
 
 
 def _sizes(sizes: Any, total: int | None) -> np.ndarray:
-    array = np.asarray(sizes)
+    try:
+        array = np.asarray(sizes)
+    except ValueError:  # rows of different lengths, or a Split
+        array = np.zeros(0)
     if array.ndim == 0 and total is not None and array.dtype.kind in "iu" and array > 0:
         array = np.full(total // int(array), array)
     if array.ndim != 1 or not array.size or array.dtype.kind not in "iu" or array.min() < 1 or array.max() >= 2**31:
