@@ -51,6 +51,13 @@ def test_every_method_of_the_command_comes_back_from_json(name):
     assert encode(again) == encode(method) and jax.tree.structure(again) == jax.tree.structure(method)
 
 
+@pytest.mark.parametrize(("method", "cohort"), [("simfbo", rk.Uniform(10)), ("gossip", rk.All())])
+def test_a_cohort_is_ten_clients_unless_the_method_needs_all(method, cohort):
+    made = parse_options("hyperrep", HyperRep, METHODS[method], []).method
+    experiment = Experiment("hyperrep", HyperRep(hidden=4), method, made, Options(clients=20))
+    assert experiment.arguments(experiment.assemble())["sampling"] == cohort
+
+
 def test_what_no_folder_can_hold_is_refused():
     with pytest.raises(rk.InputError, match=r"method.lr.x: <function .* was given; a run's folder can hold numbers"):
         encode(rk.SimFBO(lr=rk.Rates(0.1, x=lambda round: 0.1 / (1 + round))))

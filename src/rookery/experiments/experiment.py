@@ -39,7 +39,7 @@ Callback = Callable[[int, dict], Any]
 
 FORM = "form"  # the field of a task that says in which form it is solved, where it has several
 
-COHORT = 10  # clients per round, where there are more and nothing is said
+COHORT = 10  # clients per round, where there are more, the method needs not all, and nothing is said
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class CommonOptions:
     clients: int = 100
     """Number of clients that the data is divided over."""
     cohort: int | None = None
-    """Clients per round, drawn uniformly without replacement; 0: all of them; by default 10, or all where fewer."""
+    """Clients per round, drawn uniformly without replacement; 0: all of them; by default 10, or all where there are
+    fewer or the method needs them."""
     partition: str = "iid"
     """How the data is divided, such as iid, shards:2 or dirichlet:0.2; rookery list shows all."""
     batch_size: int | None = None
@@ -117,7 +118,7 @@ class Experiment:
         """Clients per round, 0: all of them."""
         cohort = self.options.cohort
         if cohort is None:
-            return COHORT if population > COHORT else 0
+            return COHORT if population > COHORT and self.method.participation != "all" else 0
         if cohort > population:
             raise InputError(
                 f"cohort: {cohort} was given for {population} clients; at most that many are allowed, and 0 stands for "
