@@ -41,6 +41,7 @@ ROOT = Path(__file__).parents[2]
 TORCH = os.environ.get("TORCH", "torch==2.13.0+cpu")
 CONTENDERS = (
     Contender(OURS, "with_rookery", needs="rookery"),
+    Contender("Rookery, streamed", "with_streamed", needs="rookery", framework=False),
     Contender("by hand in JAX", "with_jax", needs="jax", framework=False),
     Contender("bare PyTorch loop", "with_torch", needs="torch", framework=False),
     Contender("FedJAX", "with_fedjax", needs="fedjax", packages=("fedjax",)),

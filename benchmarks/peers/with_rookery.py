@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -17,7 +20,8 @@ def loss(x, e):
     return -jax.nn.log_softmax(hidden @ x["w2"] + x["b2"])[e["label"]]
 
 
-def main(task: Task) -> None:
+def serve(task: Task, engine: Any, weights_of: Callable[[Any], Any]) -> None:
+    """Does the task with an engine; the second says how the weights are read off its session."""
     inputs, labels = task.data()
     clients = rk.federate([{"input": x, "label": y} for x, y in zip(inputs, labels)])
     method = {"fedavg": rk.FedAvg, "scaffold": rk.Scaffold}[task.method]
@@ -31,14 +35,18 @@ def main(task: Task) -> None:
         seed=0,
         precision="float32",
     )
-    session = rk.Local().open(ready, Ledger())  # `ready` stays, as it does in `rk.run`: its memory counts
+    session = engine.open(ready, Ledger())  # `ready` stays, as it does in `rk.run`: its memory counts
 
     def go(rounds: int) -> None:
         if session.advance(rounds).broken:
             raise FloatingPointError("diverged")
 
-    weights = lambda: tuple(np.asarray(session.carry.state.z.x.tree[name]) for name in NAMES)
+    weights = lambda: tuple(np.asarray(weights_of(session)[name]) for name in NAMES)
     Talk(task, weights).serve(go)
+
+
+def main(task: Task) -> None:
+    serve(task, rk.Local(), lambda session: session.carry.state.z.x.tree)
 
 
 if __name__ == "__main__":
