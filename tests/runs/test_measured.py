@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,11 +26,12 @@ BEDS = {
 }
 
 
-def found(bed):
+def found(bed, precision="float64", problem=None, measuring=None):
     """The mean of the clients' curvatures."""
-    with precision_context("float64"):
-        options = {"sampling": rk.All(), "batch_size": None, "seed": 0, "precision": "float64"}
-        prepared = prepare(bed.problem, curvature_of(bed.problem), bed.clients, **bed.start(), **options)
+    with precision_context(precision):
+        options = {"sampling": rk.All(), "batch_size": None, "seed": 0, "precision": precision}
+        problem = problem or bed.problem
+        prepared = prepare(problem, measuring or curvature_of(problem), bed.clients, **bed.start(), **options)
         session = Local().open(prepared, Ledger())
         session.advance(1)
         return {name: float(mean) for name, mean in session.carry.state.mean.items()}
@@ -196,6 +198,44 @@ def test_a_penalty_moves_its_lower_sequences_alike():
     options = {"rounds": 1, "precision": "float64", **bed.start()}
     rates = rk.run(problem, rk.SimFBO(lr="auto"), bed.clients, **options).rates
     assert rates["y"] == rates["y2"] == rates["w"] != rates["x"]
+
+
+@jax.custom_vjp
+def apart(x, y):
+    """||x - y||^2 with gradients of its own, and nothing more."""
+    return jnp.sum((x - y) ** 2)
+
+
+def same(v):
+    return jax.pure_callback(lambda v: v, v, v, vmap_method="sequential")
+
+
+apart.defvjp(lambda x, y: (apart(x, y), x - y), lambda v, g: (2 * g * v, -2 * g * v))
+opaque = jax.custom_vjp(lambda v: jnp.sum(v**2))
+opaque.defvjp(lambda v: (opaque(v), v), lambda v, g: (2 * g * same(v),))
+
+
+def test_losses_with_gradients_alone_are_measured_under_a_penalty():
+    clients = rk.federate([{"a": np.ones((2, 3))}, {"a": np.zeros((2, 3))}])
+    given, rates = {"x": jnp.zeros(3), "y": jnp.zeros(3), "rounds": 1}, []
+    for lower in (lambda x, y, e: apart(x, y), lambda x, y, e: jnp.sum((x - y) ** 2)):
+        upper = lambda x, y, e: jnp.sum((y - e["a"]) ** 2) + jnp.sum(x**2)
+        problem = rk.Bilevel(upper, lower, by=rk.Penalty(10.0))
+        rates.append(rk.run(problem, rk.SimFBO(lr="auto"), clients, **given).rates)
+    assert rates[0] == pytest.approx(rates[1], rel=1e-3)
+    with pytest.raises(rk.InputError, match="the directions cannot be differentiated forwards, with ValueError"):
+        single = rk.Single(lambda x, e: opaque(x - e["a"]))
+        rk.run(single, rk.SimFBO(lr="auto"), clients, x=jnp.zeros(3), rounds=1)
+
+
+@pytest.mark.parametrize("lam", [1.0, 100.0, 1e4, (10.0, 20.0)])
+def test_differences_of_directions_are_as_good_as_derivatives(lam):
+    bed = BEDS["bilevel"](0)
+    problem = dataclasses.replace(bed.problem, by=rk.Penalty(lam))
+    single = found(bed, "float32", problem)
+    assert curvature_of(problem).differences
+    exact = found(bed, "float64", problem, dataclasses.replace(curvature_of(problem), differences=False))
+    assert single == pytest.approx(exact, rel=0.04)
 
 
 def test_a_run_goes_on_with_the_rates_it_had(tmp_path):

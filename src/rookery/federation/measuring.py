@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -88,6 +88,8 @@ class Curvature:
       inner: those that settle first.
       answer: the steps that they get.
       alike: sequences that take one step size, the smallest of theirs.
+      differences: whether derivatives of directions are central differences, of which gradients alone are needed. Their
+        length is eps^(1/4) times that of the point, and not eps^(1/3), since a penalty multiplies what is rounded.
       normalised: whether the method's means are; otherwise a client's step in shared sequences is p_i / pi_i times its
         own, and its curvature in the largest of the cohort is that many times, where it is more than 1.
 
@@ -98,6 +100,7 @@ class Curvature:
     inner: tuple[str, ...] = static(default=())
     answer: int = static(default=ANSWER)
     alike: tuple[str, ...] = static(default=())
+    differences: bool = static(default=False)
     normalised: bool = static(default=False)
 
     def init(self, problem: Problem, z: Sequences) -> Found:
@@ -129,12 +132,19 @@ class Curvature:
             return {name: power(name, u) for name, (u, _) in carry.items()}
 
         def power(name: str, u: Vector) -> tuple[Vector, Any]:
-            part = lambda part: client.part(name, z.replace(**{name: part}), s)
-            changed = jax.jvp(part, (z[name],), (u,))[1]
+            changed = self.derivative(lambda part: client.part(name, z.replace(**{name: part}), s), z[name], u)
             return _direction(changed), changed.norm()
 
         first = {name: (_drawn(client, z[name]), jnp.zeros((), client.dtype)) for name in z.names}
         return {name: size for name, (_, size) in client.loop(POWER, step, first, _key(client, 1)).items()}
+
+    def derivative(self, direction: Callable[[Any], Any], at: Any, along: Any) -> Any:
+        """The derivative of a direction at a point, along a vector."""
+        if not self.differences:
+            return jax.jvp(direction, (at,), (along,))[1]
+        size = along.norm()
+        step = jnp.finfo(size.dtype).eps ** (1 / 4) * jnp.maximum(at.norm(), 1) / _positive(size)
+        return (direction(at + step * along) - direction(at - step * along)) / (2 * step)
 
     def settled(self, client: Client, z: Sequences, s: Sample, found: Mapping[str, Any]) -> Sequences:
         """z after the inner sequences' steps of 1 / L_s."""
@@ -153,7 +163,7 @@ class Curvature:
 
         def changed(u: Vector, r: Sequences) -> Sequences:
             along = z.map(lambda name, v: u if name == outer else (r[name] if name in r else v.zeros()))
-            return jax.jvp(lambda z: client.direction(z, s), (z,), (along,))[1]
+            return self.derivative(lambda z: client.direction(z, s), z, along)
 
         def power(carry: tuple, k: Any, key: jax.Array) -> tuple:
             u, before, _, _ = carry
@@ -190,9 +200,10 @@ def curvature_of(problem: Problem, normalised: bool = False) -> Curvature:
     if problem.kind == "minimax" and "y" in problem.sets:
         # An adversary that is held in a set cannot run away, and x need not wait for it; it waits for x, a step long.
         return Curvature("y", ("x",), 1, normalised=normalised)
-    # With a penalty in the place of the adjoint, it is the difference of y and w that moves as v does.
-    alike = others if problem.kind == "first-order bilevel" else ()
-    return Curvature(problem.names[0], others, alike=alike, normalised=normalised)
+    if problem.kind == "first-order bilevel":
+        # It is the difference of y and w that moves as v does, and the losses may have gradients and nothing more.
+        return Curvature(problem.names[0], others, alike=others, differences=True, normalised=normalised)
+    return Curvature(problem.names[0], others, normalised=normalised)
 
 
 def largest_factor(weights: Any, sampling: Sampling) -> float:

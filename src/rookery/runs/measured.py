@@ -85,7 +85,17 @@ def _measure(
     terms, measuring = terms_of(prepared.inputs.method), measuring_run(prepared)
     session = engine.open(measuring, ledger)
     for _ in range(NOBODY):
-        if session.advance(1).broken:
+        try:
+            done = session.advance(1)
+        except InputError:
+            raise
+        except (TypeError, ValueError, NotImplementedError) as error:  # what JAX says of a loss with one derivative
+            first = str(error).strip().split("\n")[0]
+            raise InputError(
+                f"lr: 'auto' was given, and the directions cannot be differentiated forwards, with "
+                f"{type(error).__name__}: {first}; give numbers"
+            ) from error
+        if done.broken:
             raise InputError(
                 "lr: 'auto' was given, and the directions are not finite where the run begins; give numbers"
             )
