@@ -233,6 +233,9 @@ def test_methods_that_need_second_derivatives_refuse_it(method):
         (lambda: rk.Penalty(float("inf")), "lam: inf was given"),
         (lambda: rk.Penalty("10"), "lam: '10' was given"),
         (lambda: rk.Penalty(True), "lam: True was given"),
+        (lambda: rk.Penalty(1e-45), "lam: 1e-45 was given; numbers of a size from 1.18e-38 to 3.4e+38 are held"),
+        (lambda: rk.Penalty((1.0, -1e39)), "lam: -1e+39 was given; numbers of a size"),
+        (lambda: rk.Penalty(10**400), "lam: a number above 1e308 was given; numbers of a size"),
         (lambda: rk.Penalty(()), "lam: an empty tuple was given"),
         (lambda: rk.Penalty((10, 10.0)), "lam: (10, 10.0) was given; to be extrapolated its numbers must differ"),
         (lambda: rk.Penalty(lambda t: 0.0 * t), "lam: 0.0 was given"),
@@ -245,6 +248,21 @@ def test_bad_penalties_are_refused_in_a_sentence(make, sentence):
     with pytest.raises(rk.InputError) as error:
         make()
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("lam", "sentence"),
+    [
+        ((lambda t: 10.0 - t,), "lam: 0.0 was given in round 10; a finite number that is not 0 is needed"),
+        ((lambda t: 10.0 / (t != 3), 1.0), "lam: inf was given in round 3"),
+        ((lambda t: 2.0 + t, 10.0), r"lam: \(10.0, 10.0\) was given in round 8; to be extrapolated its numbers must"),
+    ],
+)
+def test_penalties_of_later_rounds_are_checked_before_the_first(lam, sentence):
+    exact, method = e1(), rk.SimFBO(lr=rk.Rates(0.01))
+    with pytest.raises(rk.InputError, match=sentence):
+        rk.run(by(exact, *lam), method, exact.clients, rounds=11, **exact.start())
+    rk.run(by(exact, *lam), method, exact.clients, rounds=3, **exact.start())
 
 
 def test_a_ball_for_v_needs_a_v():

@@ -167,7 +167,7 @@ class Rates:
                 if isinstance(now, str) and now == AUTO:
                     raise InputError(
                         f"{shown}: 'auto' was given where nothing measures it; rk.run and rk.sweep do, of the lr of "
-                        "SimFBO, ShroFBO, FedBiO, FedAvg and Scaffold, with all clients in this process"
+                        "SimFBO, ShroFBO, FedBiO, FedAvg and Scaffold"
                     )
                 given = repr(now) if now is rate else f"a schedule that gives {now!r} at first"
                 raise InputError(f"{shown}: {given} was given; a finite number or a schedule is needed")

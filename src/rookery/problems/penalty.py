@@ -10,15 +10,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from rookery.data.batches import Batch
 from rookery.errors import InputError, failing
-from rookery.problems.base import mean_loss
+from rookery.problems.base import Problem, mean_loss
 from rookery.problems.bilevel import Bilevel, Form
 from rookery.vectors import Tree, Values, Vector
 
 Lam = float | Callable[[Any], Any]
+LEAST, MOST = (float(size) for size in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))  # sizes of lam
+CHUNK, FORESEEN = 10_000, 1_000_000  # rounds whose lam are looked at together, and at most
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,28 @@ class Penalty(Form):
         first = [_first(lam) for lam in self._lams]
         if len(set(first)) < len(first):
             raise InputError(f"lam: {self.lam} was given; to be extrapolated its numbers must differ")
+
+    def check_rounds(self, first: int, rounds: int) -> None:
+        """Raises InputError when lam is no such number in some round to come, or several meet."""
+        if not any(map(callable, self._lams)):
+            return
+        lams_at = jax.jit(jax.vmap(lambda t: [jnp.asarray(_now(lam, t), float) for lam in self._lams]))
+        for begin in range(first, first + min(rounds, FORESEEN), CHUNK):
+            lams = np.stack(lams_at(begin + np.arange(CHUNK, dtype=np.int32)), axis=1)[: first + rounds - begin]
+            fits = (np.abs(lams) >= LEAST) & (np.abs(lams) <= MOST)
+            if not fits.all():
+                round, which = np.argwhere(~fits)[0]
+                raise InputError(
+                    f"lam: {lams[round, which]} was given in round {begin + round}; a finite number that is not 0 is "
+                    "needed"
+                )
+            meet = (np.diff(np.sort(lams, axis=1), axis=1) == 0).any(axis=1)
+            if meet.any():
+                round = int(np.flatnonzero(meet)[0])
+                raise InputError(
+                    f"lam: {tuple(lams[round].tolist())} was given in round {begin + round}; to be extrapolated its "
+                    "numbers must differ"
+                )
 
     @property
     def _lams(self) -> tuple[Any, ...]:
@@ -159,6 +184,24 @@ def _first(lam: Any) -> float:
         if shape != ():
             raise InputError(f"lam: a schedule that gives shape {shape} of a round was given; one number is needed")
         return _first(_now(lam, 0))
-    if not isinstance(lam, numbers.Real) or isinstance(lam, bool) or not isfinite(lam) or lam == 0:
+    if not isinstance(lam, numbers.Real) or isinstance(lam, bool):
         raise InputError(f"lam: {lam!r} was given; a finite number that is not 0, or a schedule of such, is needed")
-    return float(lam)
+    try:
+        number = float(lam)
+    except OverflowError:
+        raise InputError(f"lam: a number above 1e308 was given; {_HELD}") from None
+    if not isfinite(number) or number == 0:
+        raise InputError(f"lam: {lam!r} was given; a finite number that is not 0, or a schedule of such, is needed")
+    if not LEAST <= abs(number) <= MOST:
+        raise InputError(f"lam: {lam!r} was given; {_HELD}")
+    return number
+
+
+_HELD = f"numbers of a size from {LEAST:.3g} to {MOST:.3g} are held in float32"
+
+
+def check_penalty(problem: Problem, first: int, rounds: int) -> None:
+    """Refuses a problem whose penalty, where it has one, is none in some round to come."""
+    by = problem.by if isinstance(problem, Bilevel) else None
+    if isinstance(by, Penalty):
+        by.check_rounds(first, rounds)

@@ -28,6 +28,7 @@ from rookery.federation.sampling import All, Sampling
 from rookery.federation.steps import check_count
 from rookery.metric import Metrics, measure, split
 from rookery.problems.base import Problem
+from rookery.problems.penalty import check_penalty
 from rookery.runs.checkpoint import Checkpoints, Saver, open_checkpoints, read_plan
 from rookery.runs.fingerprint import fingerprint
 from rookery.runs.interrupts import answered, heed, listening, pending, wait_for_turn
@@ -147,6 +148,7 @@ def run(
         names = check_metrics(metrics, stop, prepared.carry, (*seen, *(() if own is None else own.columns)))
         first = int(prepared.carry.state.round)
         prepared.inputs.sampling.check_rounds(first, rounds, prepared.config.population)
+        check_penalty(problem, first, rounds)
         saver, previous = None, None
         if checkpoints is not None:
             asked = {"rounds": rounds, "every": every}
