@@ -21,6 +21,7 @@ import rookery as rk
 from rookery.engines.records import RecordStore
 from rookery.engines.streamed import StreamedSession, _cohorts
 from rookery.federation.client import Record
+from rookery.federation.ledger import Ledger
 from rookery.runs.prepare import prepare
 from rookery.runs.segments import replay, write_changed
 from rookery.vectors import Sequences
@@ -237,6 +238,28 @@ def test_a_short_run_reads_little_and_leaves_no_thread_behind():
     ran(SINGLE, rk.FedAvg(lr=0.1), clients, rounds=1, sampling=rk.Uniform(20))
     assert len(read) <= 3 * 20
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rookery")]
+
+
+def test_a_reader_that_was_interrupted_before_it_began_ends(monkeypatch):
+    ready = prepare(
+        NUMBER,
+        rk.FedAvg(lr=0.1),
+        rk.federate([np.ones(2)]),
+        x=0.0,
+        sampling=rk.All(),
+        batch_size=1,
+        seed=0,
+        precision="float32",
+    )
+    session = rk.Streamed().open(ready, Ledger())
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        session._read_ahead(1, 1)
+    session._reader.end()
 
 
 def test_a_process_ends_while_a_window_is_read():

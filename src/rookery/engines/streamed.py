@@ -124,8 +124,9 @@ class _Reader:
     def end(self) -> None:
         """Stops reading; what a user's function is at may go on for a while, and nobody waits for that."""
         self._ended.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(PATIENCE)
+        thread = self._thread
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join(PATIENCE)
 
     def window(self, cohorts: list[np.ndarray], first: int) -> _Data:
         """As many of these rounds as a window has room for, one at least, with their clients' examples."""
