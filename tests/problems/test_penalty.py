@@ -269,3 +269,13 @@ def test_a_ball_for_v_needs_a_v():
     exact = e1()
     with pytest.raises(rk.InputError, match=r"radius: 1\.0 was given"):
         rk.run(by(exact, 10.0), rk.SimFBO(lr=rk.Rates(0.1), radius=1.0), exact.clients, rounds=1, **exact.start())
+
+
+def test_a_sweep_checks_penalties_of_later_rounds():
+    exact = rk.exact.QuadraticBilevel.tiny()
+    problem = rk.Bilevel(exact.problem.upper, exact.problem.lower, by=rk.Penalty(lambda t: 3.0 - t))
+    with pytest.raises(rk.InputError, match=r"lam: 0\.0 was given in round 3"):
+        rk.sweep(
+            problem, rk.SimFBO(lr=rk.Rates(0.1)), exact.clients, over={"seed": [0, 1]}, rounds=5,
+            metrics=lambda z: {"x": z.x}, **exact.start(),
+        )  # fmt: skip

@@ -28,6 +28,7 @@ from rookery.federation.sampling import All, Sampling
 from rookery.federation.server import PerSequence, ServerOptimiser
 from rookery.metric import Metrics, split, together
 from rookery.problems.base import Problem
+from rookery.problems.penalty import check_penalty
 from rookery.runs.interrupts import heed, listening, wait_for_turn
 from rookery.runs.measured import awaited_rates, measured_run
 from rookery.runs.own_metrics import OwnMetrics
@@ -140,6 +141,7 @@ def sweep(
             prepared.append(ready)
             ledgers.append(ledger)
             options["sampling"].check_rounds(0, rounds, prepared[-1].config.population)
+        check_penalty(problem, 0, rounds)
         seeds = [int(point.get("seed", seed)) for point in points]
         measured = {each: own_metrics(each) if own_metrics else metrics for each in dict.fromkeys(seeds)}
         if client_metrics is not None:
