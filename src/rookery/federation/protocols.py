@@ -40,8 +40,8 @@ class Method(Protocol):
 
 @runtime_checkable
 class Drift(Protocol):
-    """Drift control: a correction of the clients' directions, with duals on the server and on every client. What it adds
-    to their curvature it says in `own_terms`, as a method does (`federation/measuring.py`)."""
+    """Drift control: a correction of the clients' directions, with duals on the server and on every client. What it
+    adds to their curvature it says in `own_terms`, as a method does (`federation/measuring.py`)."""
 
     def server(self, z: Sequences) -> Any:
         """The server's duals before the first round."""
