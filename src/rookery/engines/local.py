@@ -128,10 +128,15 @@ def advance(program: Program, inputs: Inputs, carry: Carry, rounds: Any) -> tupl
     return program.advance(inputs, carry, rounds)
 
 
-@jax.jit
 def copied(carry: Carry) -> Carry:
-    """A carry of its own, which `advance` may take over."""
-    return jax.tree.map(jnp.copy, carry)
+    """A carry of its own, which `advance` may take over. Nothing is compiled for it, so that it may be made at any
+    time."""
+
+    def copy(leaf: Any) -> jax.Array:
+        at = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None  # of several processes, too
+        return jax.device_put(leaf, at, may_alias=False)
+
+    return jax.tree.map(copy, carry)
 
 
 def placed(carry: Carry) -> Carry:
@@ -147,12 +152,6 @@ def placed(carry: Carry) -> Carry:
 def _filled(leaves: list[jax.Array], shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
     """Copies of arrays, with one row made as many as there are to be."""
     return [jnp.copy(jnp.broadcast_to(leaf, shape)) for leaf, shape in zip(leaves, shapes)]
-
-
-@partial(jax.jit, donate_argnums=0)
-def _copied_into(place: Carry, carry: Carry) -> Carry:
-    """A copy in the place of another, which is given up."""
-    return jax.tree.map(lambda old, new: old.at[...].set(new), place, carry)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -263,9 +262,8 @@ class LocalSession:
         has_one = at.held is not None or self._first is not None
         if has_one and self._is_recent(begun - self._copied_at):
             return
-        self._at = at._replace(held=None)
-        held = copied(carry) if at.held is None else _copied_into(at.held, carry)
-        self._at = at._replace(held=jax.block_until_ready(held), since=0)
+        self._at = at = at._replace(held=None)  # there is no room for two copies
+        self._at = at._replace(held=jax.block_until_ready(copied(carry)), since=0)
         self._first = None
         self._copied(begun)
 
