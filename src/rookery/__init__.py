@@ -44,22 +44,11 @@ from rookery.data.partitions import IID, ClassHeterogeneity, Dirichlet, LongTail
 from rookery.engines import Eager, Engine, Local, Mesh, Streamed
 from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError, StorageError
-from rookery.federation.channels import (
-    EF21,
-    CountSketch,
-    Diana,
-    ErrorFeedback,
-    LowRank,
-    Per,
-    Quantise,
-    RandK,
-    Sign,
-    Stage,
-    TopK,
-)
+from rookery.federation.channels import Per
 from rookery.federation.client import Client
 from rookery.federation.codec import part
 from rookery.federation.cohort import Cohort
+from rookery.federation.feedback import EF21, Diana, ErrorFeedback
 from rookery.federation.fields import amount, choice, component, count, number, rates, steps
 from rookery.federation.graphs import Complete, Graph, Mixing, RandomGraph, Ring, Torus
 from rookery.federation.ledger import Ledger
@@ -70,6 +59,7 @@ from rookery.federation.sampling import All, Bernoulli, Uniform, Weighted, WithR
 from rookery.federation.scaled import Scaled
 from rookery.federation.server import EachSequence
 from rookery.federation.server_optimiser import ServerOptimiser
+from rookery.federation.stages import CountSketch, LowRank, Quantise, RandK, Sign, Stage, TopK
 from rookery.federation.steps import Epochs, FixedSteps, RandomSteps, Steps, StepsBy
 from rookery.federation.untuned import adagrad_norm, mechanic
 from rookery.metric import Metric

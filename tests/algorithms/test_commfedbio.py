@@ -12,7 +12,7 @@ import rookery as rk
 from properties.checks import difference, flat, run
 from properties.table import bed
 from references_nested import count_sketches
-from rookery.federation.channels import hashed
+from rookery.federation.stages import hashed
 from rookery.problems.exact import QuadraticBilevel
 
 E1 = bed("E1")

@@ -9,12 +9,14 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from rookery.algorithms.rounds import LowerRound
-from rookery.federation.channels import ErrorFeedback, Per, TopK, hashed
+from rookery.federation.channels import Per
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
+from rookery.federation.feedback import ErrorFeedback
 from rookery.federation.fields import choice, count, rates, steps
 from rookery.federation.method import State, Steps, method
 from rookery.federation.rates import GivenRates
+from rookery.federation.stages import TopK, hashed
 from rookery.vectors import Sequences, Vector
 
 

@@ -37,7 +37,7 @@ from rookery.experiments.experiment import (
 from rookery.experiments.federated import label
 from rookery.experiments.federated import launch as launch_federation
 from rookery.experiments.federation import FEDERATION
-from rookery.federation.channels import Stage
+from rookery.federation.stages import Stage
 from rookery.files import refuse_used, slug, write_folder
 from rookery.own_code import file_and_class, full_name, load_class, short_name
 from rookery.reproduce.registry import find_study

@@ -16,10 +16,10 @@ import numpy as np
 
 from rookery.engines.local import Local
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError
-from rookery.federation.channels import Stage
 from rookery.federation.method import is_method
 from rookery.federation.rates import Decay, Rates
 from rookery.federation.sampling import All, Bernoulli, Sampling, Uniform, Weighted, WithReplacement
+from rookery.federation.stages import Stage
 from rookery.problems.base import Problem
 from rookery.problems.exact import (
     JointConsensus,

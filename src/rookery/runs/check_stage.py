@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.errors import AdviceWarning, DivergenceWarning
-from rookery.federation.channels import EF21, Channel, Diana, Stage, make_channel, receive, send
+from rookery.federation.channels import Channel, make_channel, receive, send
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
+from rookery.federation.feedback import EF21, Diana
 from rookery.federation.fields import rates
 from rookery.federation.method import State, method
 from rookery.federation.rates import GivenRates, Rates
+from rookery.federation.stages import Stage
 from rookery.problems.exact import QuadraticBilevel
 from rookery.runs.findings import Findings, examined
 from rookery.runs.run import run

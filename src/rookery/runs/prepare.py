@@ -18,7 +18,7 @@ from rookery.data.federated import BOTH, Clients, Split, cast, example_shape
 from rookery.engines.base import Carry, Inputs, PreparedRun, initial_carry
 from rookery.engines.local import Program
 from rookery.errors import AdviceWarning, InputError, failing, unknown
-from rookery.federation.channels import PACKED, initial_kept, make_channel, named_in
+from rookery.federation.channels import initial_kept, make_channel, named_in
 from rookery.federation.client import ProgramConfig
 from rookery.federation.fields import RatesField, meanings
 from rookery.federation.keys import run_key, start_key
@@ -26,6 +26,7 @@ from rookery.federation.method import Plan, bind, has_start
 from rookery.federation.oracles import held_in
 from rookery.federation.rates import Rates
 from rookery.federation.sampling import All, Sampling
+from rookery.federation.stages import PACKED
 from rookery.federation.steps import LARGEST, Epochs, is_count, is_whole
 from rookery.memory import check_fits
 from rookery.problems.base import OfBatch, Problem
