@@ -22,6 +22,7 @@ from rookery.engines.records import RecordStore
 from rookery.engines.streamed import StreamedSession, _cohorts
 from rookery.federation.client import Record
 from rookery.federation.ledger import Ledger
+from rookery.runs import checkpoint, segments
 from rookery.runs.prepare import prepare
 from rookery.runs.segments import replay, write_changed
 from rookery.vectors import Sequences
@@ -139,6 +140,17 @@ def test_offsets_go_beyond_32_bits(tmp_path):
     assert float(result.x) == pytest.approx(3.0, abs=1e-5)
 
 
+def test_records_go_beyond_32_bits():
+    """Places in the file from 2^31 and from 2^32 on, of clients as they are drawn, in a file without room on the disk."""
+    wide = 2**18  # 1 MiB a record
+    store = RecordStore(Record(Sequences({}), {"c": np.broadcast_to(np.float32(0), (6000, wide))}))
+    who = np.array([1, 2050, 2051, 4098, 5999], np.int32)
+    put = np.repeat(np.arange(1, 6, dtype=np.float32)[:, None], wide, axis=1)
+    store.write(who, Record(Sequences({}), {"c": put}))
+    np.testing.assert_array_equal(store.read(who).state["c"], put)
+    assert not store.read(np.array([2, 1903, 4097])).state["c"].any()
+
+
 def test_a_diverging_run_keeps_the_last_good_state():
     method = rk.Scaffold(lr=1e30, local_steps=2)
     with pytest.warns(rk.DivergenceWarning):
@@ -174,6 +186,23 @@ def test_engines_take_turns_at_a_folder_of_checkpoints(tmp_path, last):
     rk.resume(folder, SINGLE, method, CLIENTS, rounds=17, engine="streamed", **GIVEN)
     resumed = rk.resume(folder, SINGLE, method, CLIENTS, rounds=23, engine=last, **GIVEN)
     assert_same_state(ran(SINGLE, method), resumed)
+
+
+def test_an_interrupt_while_older_segments_are_removed_leaves_the_newest_checkpoint(tmp_path, monkeypatch):
+    method, folder = rk.Scaffold(lr=0.05, local_steps=2), tmp_path / "checkpoints"
+    real = segments.remove_folder
+
+    def interrupt(path):  # a segment that a new and whole one has taken the place of
+        real(path)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(segments, "remove_folder", interrupt)
+    with pytest.raises(rk.Interrupted) as caught:
+        ran(SINGLE, method, engine="streamed", checkpoints=rk.Checkpoints(folder, every=1, keep=1))
+    reached = caught.value.result.state.round
+    assert 1 < reached < 15 and checkpoint.latest_round(folder) == reached
+    assert_same_state(ran(SINGLE, method), rk.resume(folder, SINGLE, method, CLIENTS, engine="streamed", **GIVEN))
 
 
 def test_what_nobody_needs_any_more_is_removed(tmp_path):

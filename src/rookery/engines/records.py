@@ -23,7 +23,7 @@ from rookery.errors import StorageError
 from rookery.federation.client import Record
 
 TOUCHED = 2**28  # bytes of the file that are looked at before the process lets go of their pages
-BLOCK = 4096  # clients that are copied in one go
+COPIED = 2**26  # bytes of records that are copied in one go, about
 
 
 class RecordStore:
@@ -76,6 +76,11 @@ class RecordStore:
         """How many arrays a record has."""
         return len(self._first)
 
+    def blocks(self, clients: np.ndarray) -> list[np.ndarray]:
+        """Clients in parts whose records may be copied in one go."""
+        most = max(1, COPIED // max(1, self.row_bytes))
+        return np.split(clients, range(most, len(clients), most))
+
     def read(self, clients: np.ndarray) -> Record:
         """The records of some clients, stacked."""
         rows = self.read_rows(clients)
@@ -112,6 +117,7 @@ class RecordStore:
 
     def _put(self, clients: np.ndarray, rows: np.ndarray) -> None:
         """Writes rows; those of neighbours in one go."""
+        clients = np.asarray(clients, np.int64)  # places in the file go beyond 32 bits
         ends = np.flatnonzero(np.diff(clients, append=-1) != 1) + 1
         begins = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
         content, size = self._as_bytes(rows).reshape(-1).data, self.row_bytes
@@ -128,8 +134,7 @@ class RecordStore:
             return jax.tree.unflatten(self._structure, [])
         if any(np.any(leaf[:1]) or leaf.strides[0] for leaf in self._first):  # else the file's holes say the same
             fresh = np.flatnonzero(~self.written)
-            for begin in range(0, len(fresh), BLOCK):
-                some = fresh[begin : begin + BLOCK]
+            for some in self.blocks(fresh):
                 rows = self.read_rows(some)
                 told = self._as_bytes(rows).any(axis=1)
                 self._put(some[told], rows[told])

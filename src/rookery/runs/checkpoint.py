@@ -224,18 +224,24 @@ class Saver:
                     state.store.changed[:] = True
                 segments += write_changed(self.folder, state.round, state.store, self.segments or [])
             write_folder(target, write)
-            for old in _found(self.folder)[self.keep :]:
-                remove_folder(old)
-            remove_unused(self.folder, lambda: {name for path in _found(self.folder) for name in _segments_of(path)})
         except (OSError, SafetensorError, InputError) as error:
             reason = getattr(error, "strerror", None) or error
             whole = "there is none before it" if self.last is None else f"that of round {self.last} is whole"
             raise StorageError(
                 f"checkpoints: that of round {state.round} cannot be written: {reason}; {whole}"
             ) from error
+        # Before anything is removed: an interrupt then finds that this round has been written.
         self.saved, self.last, self.segments = time.monotonic(), state.round, segments
         if state.store is not None:
             state.store.changed[:] = False
+        self._remove_older()
+
+    def _remove_older(self) -> None:
+        """Removes what nobody needs any more; what cannot be removed now, the next one removes."""
+        with contextlib.suppress(OSError):
+            for old in _found(self.folder)[self.keep :]:
+                remove_folder(old)
+            remove_unused(self.folder, lambda: {name for path in _found(self.folder) for name in _segments_of(path)})
 
 
 def newest(folder: Path, fingerprint: Mapping[str, str]) -> Checkpoint | None:

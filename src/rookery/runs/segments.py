@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rookery.engines.records import BLOCK, RecordStore
+from rookery.engines.records import RecordStore
 from rookery.errors import InputError
 from rookery.federation.client import Record
 from rookery.files import remove_folder, write_folder
@@ -46,8 +46,8 @@ def write_changed(folder: Path, round: int, store: RecordStore, before: Sequence
         with (aside / ROWS).open("wb") as file:  # by calls, which a full disk refuses; it kills who writes to its pages
             told = {"descr": "|u1", "fortran_order": False, "shape": (len(own), store.row_bytes)}
             np.lib.format.write_array_header_1_0(file, told)
-            for begin in range(0, len(own), BLOCK):
-                file.write(store.read_rows(own[begin : begin + BLOCK]).data)
+            for some in store.blocks(own):
+                file.write(store.read_rows(some).data)
 
     write_folder(target, write)
     return [*before, {"name": name, **{file: _checksum(target / file) for file in (CLIENTS, ROWS)}}]
@@ -71,9 +71,10 @@ def replay(folder: Path, segments: Sequence[Segment], first: Record, into: str |
         rows = np.load(folder / FOLDER / segment["name"] / ROWS, mmap_mode="r")
         if rows.shape != (len(clients), store.row_bytes) or clients.max(initial=0) >= store.population:
             raise InputError("state: it belongs to another problem, method, population or precision than this run's")
-        for begin in range(0, len(clients), BLOCK):
-            some = np.ascontiguousarray(rows[begin : begin + BLOCK])
-            store.write_rows(clients[begin : begin + BLOCK], some)
+        begin = 0
+        for some in store.blocks(clients):
+            store.write_rows(some, np.ascontiguousarray(rows[begin : begin + len(some)]))
+            begin += len(some)
     return store.all()
 
 
