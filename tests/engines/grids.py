@@ -1,15 +1,19 @@
-"""Sweeps for many devices. `python -m engines.grids FILE` runs them in one of several processes."""
+"""Sweeps and runs for many devices. `python -m engines.grids FOLDER` does them in one of several processes."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import rookery as rk
+from engines.test_engines import Everything
 from properties.table import bed
 from rookery.engines.hosts import join
 
@@ -92,7 +96,39 @@ def everything(engine: Any) -> dict[str, np.ndarray]:
     return {f"{make.__name__} {name}": n for make in (uneven, own_data) for name, n in numbers(make(engine)).items()}
 
 
+def with_records(engine: Any, resumed: Path | None = None, **options: Any) -> rk.Result:
+    """A run whose clients keep something, with sampled clients; one that goes on, where a folder is given."""
+    exact, method = bed("E1a"), rk.Scaffold(lr=rk.Rates(0.05), local_steps=2)
+    given = {"rounds": 6, "sampling": rk.Uniform(2), "batch_size": 2, "precision": "float64", "engine": engine}
+    given |= {**exact.start(leaves=2), **options}
+    if resumed is not None:
+        return rk.resume(resumed, exact.problem, method, exact.clients, **given)
+    return rk.run(exact.problem, method, exact.clients, **given)
+
+
+def contract(engine: Any) -> rk.Result:
+    """Start, loops of exchanges, `select`, `when`, states, and rounds in which nobody takes part."""
+    exact, method = bed("E1"), Everything(lr=rk.Rates(0.02))
+    given = {"rounds": 6, "sampling": rk.Bernoulli(0.4), "batch_size": 2, "seed": 2, "precision": "float64"}
+    return rk.run(exact.problem, method, exact.clients, engine=engine, **given, **exact.start(leaves=2))
+
+
+def own_sequences(engine: Any) -> rk.Result:
+    """A run whose clients have sequences of their own, which are measured."""
+    exact, method = bed("E1-local"), rk.FedBiOLocal(lr=rk.Rates(0.02), hypergradient=rk.Tracked())
+    given = {"rounds": 4, "precision": "float64", "metrics": lambda z: {"y": jnp.sum(z.y["a"])}}
+    return rk.run(exact.problem, method, exact.clients, engine=engine, **given, **exact.start(leaves=2))
+
+
+def runs(engine: Any, ordered: Any) -> dict[str, np.ndarray]:
+    """The numbers of these; one on an engine that adds up in order."""
+    results = [with_records(engine), with_records(ordered), contract(engine), own_sequences(engine)]
+    return {f"run {name}": n for name, n in numbers(SimpleNamespace(results=results)).items()}
+
+
 if __name__ == "__main__":
     join()
     assert jax.process_count() == 2
-    np.savez(sys.argv[1], **everything("mesh"))
+    folder = Path(sys.argv[1])
+    np.savez(folder / "numbers.npz", **everything("mesh"), **runs("mesh", rk.Mesh(ordered=True)))
+    with_records("mesh", rounds=3, checkpoints=rk.Checkpoints(folder / "run", every=3))

@@ -15,7 +15,9 @@ from properties.checks import difference, run
 from properties.table import CASES, bed, by_name
 from rookery.engines.lanes import Spread
 from rookery.engines.mesh import Layout
+from rookery.federation.ledger import Ledger
 from rookery.runs import sweep as sweeps
+from rookery.runs.prepare import prepare
 
 FEW = ("simfbo controlled", "fedbioacc own I=2")
 EVERY = [pytest.param(case, marks=[pytest.mark.full] * (case.name not in FEW), id=by_name(case)) for case in CASES]
@@ -92,6 +94,18 @@ def test_client_metrics_and_own_sequences_are_in_the_order_of_clients():
     for a, b in zip(local.local, mesh.local, strict=True):
         for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
             np.testing.assert_allclose(x, y, atol=1e-12)
+
+
+def test_all_records_together_are_on_the_host_alone():
+    """They are spread because no device has room for them."""
+    exact, shared = bed("E1a"), {"sampling": rk.All(), "batch_size": None, "seed": 0, "precision": "float32"}
+    ready = prepare(exact.problem, rk.Scaffold(lr=rk.Rates(0.05)), exact.clients, **shared, **exact.start(leaves=2))
+    session = rk.Mesh(3).open(ready, Ledger())
+    session.advance(2)
+    kept, standing = jax.tree.leaves(session.carry.records), jax.tree.leaves(session.standing.records)
+    assert kept and all(type(leaf) is np.ndarray for leaf in kept)
+    for leaf, store in zip(kept, standing, strict=True):
+        assert max(shard.data.shape[0] for shard in store.addressable_shards) == -(-len(leaf) // 3)
 
 
 def test_clients_are_spread_evenly():

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engines.grids import everything, same_numbers
+from engines.grids import everything, runs, same_numbers, with_records
 from rookery.cli import main
 from rookery.engines.hosts import environment, join
 from rookery.errors import InputError
@@ -67,27 +67,33 @@ def test_two_processes_give_the_numbers_of_one(tmp_path):
         np.testing.assert_allclose(a, b, atol=1e-12)
 
 
-def test_two_processes_sweep_as_one_does(tmp_path):
-    """Each has some of the runs, and both have all results."""
-    files = [tmp_path / f"{process}.npz" for process in range(2)]
+def test_two_processes_sweep_and_run_as_one_does(tmp_path):
+    """Of a sweep each has some of the runs; of a run some of the clients, with their records. Both have all results,
+    and their checkpoints go on with one."""
+    folders = [tmp_path / str(process) for process in range(2)]
     at, paths = f"127.0.0.1:{free_ports(1)[0]}", [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     shared = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    for folder in folders:
+        folder.mkdir()
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "engines.grids", str(file)],
+            [sys.executable, "-m", "engines.grids", str(folder)],
             env=shared | environment(at, 2, process),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for process, file in enumerate(files)
+        for process, folder in enumerate(folders)
     ]
-    local = everything("local")
+    local = everything("local") | runs("local", "local")
     for process in started:
         said, _ = process.communicate(timeout=300)
         assert process.returncode == 0, said
-    for file in files:
-        same_numbers(local, np.load(file))
+    for folder in folders:
+        same_numbers(local, np.load(folder / "numbers.npz"))
+    resumed = with_records("local", resumed=folders[0] / "run")
+    for a, b in zip(with_records("local").state.leaves, resumed.state.leaves, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
 
 
 def until_it_writes(folder: Path) -> None:

@@ -28,6 +28,7 @@ from rookery.federation.steps import FixedSteps, check_count
 from rookery.vectors import Tree, Values
 
 AXIS = "devices"
+COLLECTED = 2**26  # bytes of records that several processes tell one another in one go, about
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Mesh:
 
     Args:
       devices: how many devices; None: all that there are.
-      at_once: how many clients of a cohort a device computes side by side; None: one by one on a CPU, and all of a
-        device's share at once on an accelerator.
+      at_once: how many clients of a cohort a device computes side by side; None: as `rk.Local` does on a CPU (one by
+        one, if in order), and all of a device's share at once on an accelerator.
       ordered: add up replies in the order of clients, so that the numbers are the same to the last bit on any number
         of devices. Every reply then goes to every device.
     """
@@ -51,9 +52,12 @@ class Mesh:
         if self.at_once is not None:
             check_count("at_once", self.at_once)
         mesh = self.device_mesh()
-        slots = prepared.inputs.sampling.slots(prepared.config.population)
-        default = 1 if jax.default_backend() == "cpu" else -(-slots // mesh.size)
-        program = Program(prepared.config, self.at_once or default, AXIS, self.ordered)
+        at_once = self.at_once
+        if at_once is None and jax.default_backend() != "cpu":
+            at_once = -(-prepared.inputs.sampling.slots(prepared.config.population) // mesh.size)
+        elif at_once is None and self.ordered:  # side by side, what one gets may depend on who is beside it
+            at_once = 1
+        program = Program(prepared.config, at_once, AXIS, self.ordered)
         return MeshSession(program, mesh, prepared, ledger)
 
     def device_mesh(self) -> DeviceMesh:
@@ -141,8 +145,20 @@ class MeshSession(LocalSession):
         return Values({**here(standing.state.z).trees(), **self._collected(standing.records.local).trees()})
 
     def _collected(self, tree: Tree) -> Tree:
-        """What is spread over devices, in the order of clients."""
-        return here(_collect(tree, self._everywhere(self.layout.position), NamedSharding(self.mesh, P())))
+        """What is spread over devices, in the order of clients, on the host: no device has room for all of it."""
+        return jax.tree.map(self._collected_leaf, tree)
+
+    def _collected_leaf(self, leaf: jax.Array) -> np.ndarray:
+        position = self.layout.position
+        if leaf.is_fully_addressable:
+            return np.asarray(leaf)[position]
+        whole = np.empty((len(position), *leaf.shape[1:]), leaf.dtype)
+        most = max(1, COLLECTED // max(1, whole[:1].nbytes))
+        for begin in range(0, len(whole), most):  # a part at a time on every device of every process
+            some = np.minimum(np.arange(begin, begin + most), len(whole) - 1)
+            part = _collect(leaf, self._everywhere(position[some]), NamedSharding(self.mesh, P()))
+            whole[begin : begin + most] = np.asarray(here(part))[: len(whole) - begin]
+        return whole
 
     def _everywhere(self, leaf: Any) -> jax.Array:
         return everywhere(self.mesh, leaf)
@@ -249,5 +265,5 @@ def here(tree: Tree) -> Tree:
 
 
 @partial(jax.jit, static_argnums=2)
-def _collect(tree: Tree, position: jax.Array, sharding: NamedSharding) -> Tree:
-    return jax.tree.map(lambda store: jax.lax.with_sharding_constraint(store[position], sharding), tree)
+def _collect(store: jax.Array, position: jax.Array, sharding: NamedSharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(store[position], sharding)
