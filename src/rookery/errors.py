@@ -9,13 +9,14 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Bad input: one sentence that names the argument, what was given and what is allowed."""
+    """Bad input: one sentence that names the argument, what was given and what is allowed. Where a run meets it after
+    its first round, as when a client's examples cannot be read, `result` holds what was done."""
+
+    result: Any = None
 
 
 class StorageError(InputError):
-    """The disk would not take what a run writes; `result` holds what was done, where there is something."""
-
-    result: Any = None
+    """The disk would not take what a run writes."""
 
 
 class MessageError(InputError):

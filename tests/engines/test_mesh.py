@@ -14,7 +14,7 @@ import pytest
 
 from engines.grids import everything, runs, same_numbers, with_records
 from rookery.cli import main
-from rookery.engines.hosts import environment, join
+from rookery.engines.hosts import environment, join, together
 from rookery.errors import InputError
 from rookery.experiments.machines import free_ports
 from rookery.runs.result import Result
@@ -161,6 +161,42 @@ def test_what_is_wrong_with_the_run_is_said_once():
     assert process.returncode == 2 and said.count("rookery: clients") == 1, said
 
 
-def test_an_environment_that_is_half_set_is_refused():
-    with pytest.raises(InputError, match="ROOKERY_PROCESSES"):
-        join({"ROOKERY_COORDINATOR": "127.0.0.1:1"})
+@pytest.mark.parametrize(
+    "environ, sentence",
+    [
+        ({"ROOKERY_COORDINATOR": "127.0.0.1:1"}, "ROOKERY_PROCESSES: nothing was given"),
+        (environment("127.0.0.1:1", 0, 0), "ROOKERY_PROCESS: 0 was given with ROOKERY_PROCESSES=0"),
+        (environment("127.0.0.1:1", 2, 2), "ROOKERY_PROCESS: 2 was given with ROOKERY_PROCESSES=2"),
+        (environment("127.0.0.1", 2, 0), "ROOKERY_COORDINATOR: '127.0.0.1' was given; host:port"),
+        (environment("127.0.0.1:70000", 2, 0), "host:port"),
+        ({"SLURM_STEP_NODELIST": "one", "SLURM_NTASKS": "many"}, "SLURM_NTASKS: 'many' was given"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_refused(environ, sentence):
+    with pytest.raises(InputError, match=sentence):
+        join(environ)
+
+
+def test_a_script_of_slurm_without_srun_is_one_process():
+    join({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    assert not together()
+
+
+def test_a_step_of_slurm_is_joined():
+    """As `srun -n 2` sets the environment, on one machine."""
+    code = "import jax; from rookery.engines.hosts import agreed, join; join(); print(agreed(jax.process_index()))"
+    port = {"JAX_COORDINATOR_PORT": str(free_ports(1)[0])}
+    step = port | {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=os.environ | step | {"SLURM_PROCID": str(process), "SLURM_LOCALID": str(process)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process in range(2)
+    ]
+    for process in started:
+        said, errors = process.communicate(timeout=100)
+        assert process.returncode == 0 and said.strip().endswith("0"), errors

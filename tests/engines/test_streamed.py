@@ -367,6 +367,49 @@ def test_records_that_began_as_something_else_are_found():
     np.testing.assert_array_equal(store.all().state["c"][:, 2], [2, 7, 2, 7, 2])
 
 
+def test_a_function_that_loads_is_called_by_one_thread_at_a_time():
+    inside, met = [], []
+
+    def slow(client):
+        inside.append(client)
+        met.append(len(inside))
+        time.sleep(0.002)
+        inside.pop()
+        return DATA[client]
+
+    source = rk.data.Loaded(slow, SIZES)
+    readers = [threading.Thread(target=source.read, args=(np.arange(12),)) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert len(met) == 1 + 3 * 12 and max(met) == 1
+
+
+def test_what_was_done_before_a_client_cannot_be_read_is_kept(tmp_path):
+    there = True
+
+    def fragile(client):
+        if not there:
+            raise OSError("the cable is out")
+        return DATA[client]
+
+    def pull(round, row):
+        nonlocal there
+        there = round < 10
+
+    folder, method = tmp_path / "checkpoints", rk.Scaffold(lr=0.05)
+    clients = rk.federate(rk.data.Loaded(fragile, SIZES))
+    given = {"engine": rk.Streamed(window=NARROW), "checkpoints": rk.Checkpoints(folder, every=1000)}
+    with pytest.raises(rk.InputError, match="load: the function of client .* fails, with OSError: the cable") as error:
+        ran(SINGLE, method, clients, rounds=1000, callbacks=[pull], **given)
+    assert 10 <= error.value.result.state.round < 1000 and error.value.result.status == "interrupted"
+    there = True
+    resumed = rk.resume(folder, SINGLE, method, clients, rounds=300, engine=rk.Streamed(window=NARROW), **GIVEN)
+    assert resumed.state.round == 300
+    assert_same_state(ran(SINGLE, method, rounds=300), resumed)
+
+
 class TestErrors:
     def test_another_engine(self, sources):
         with pytest.raises(rk.InputError, match="engine: 'eager' was given, and the clients' examples are not in mem"):

@@ -78,6 +78,12 @@ def test_every_set_is_equally_likely_under_uniform(m, population):
     np.testing.assert_allclose(np.array(list(sets.values())) / DRAWS, 1 / len(sets), atol=5 * DRAWS**-0.5 / 2)
 
 
+def test_a_cohort_may_be_counted_by_numpy():
+    key = jax.random.key(0)
+    for scheme in (rk.Uniform, rk.WithReplacement):
+        np.testing.assert_array_equal(scheme(np.int64(3)).draw(key, 8)[0], scheme(3).draw(key, 8)[0])
+
+
 @pytest.mark.parametrize("m, population", [(7, 8), (64, 64), (100, 120), (30, 2**31 - 1)])
 def test_a_cohort_is_that_of_floyds_method_step_by_step(m, population):
     for seed in range(10):

@@ -9,6 +9,7 @@ import pytest
 import rookery as rk
 from properties.checks import difference
 from properties.table import bed
+from rookery.federation.method import first_round
 
 EXACT = bed("E1")
 START = jax.tree.map(lambda leaf: leaf + 0.3, EXACT.start(leaves=2))
@@ -95,6 +96,31 @@ def test_bad_grids_are_refused(over, sentence):
     with pytest.raises(rk.InputError) as error:
         sweep(rk.SimFBO(lr=rk.Rates(0.02)), over)
     assert sentence in str(error.value)
+
+
+@rk.method
+class Warmed:
+    """Begins with a step that its rounds do not have."""
+
+    lr: float = 0.1
+
+    def init(self, problem, z):
+        return rk.State(z, first_round())
+
+    def client(self, problem, z):
+        return ()
+
+    def start(self, state, cohort):
+        return state
+
+    def round(self, state, cohort):
+        return state.next(z=state.z)
+
+
+@pytest.mark.parametrize(("method", "over"), [(Warmed(), {"lr": [0.1]}), (None, {"method": [Warmed()]})])
+def test_a_start_of_its_own_is_refused_also_among_methods_that_vary(method, over):
+    with pytest.raises(rk.InputError, match="method: Warmed has a start of its own"):
+        sweep(rk.SimFBO(lr=rk.Rates(0.02)) if method is None else method, over)
 
 
 def test_runs_may_have_data_of_their_own():

@@ -6,8 +6,11 @@ asked for. Imports only errors and files.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import reprlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, overload, runtime_checkable
@@ -164,8 +167,8 @@ class Loaded:
     """Examples that a function of the client's number gives whenever the client is drawn; it must give the same anew.
 
     Args:
-      load: the function: a pytree of arrays with a leading axis of examples, or an `rk.Split` of two. It is called in
-        another thread, a round or more ahead.
+      load: the function: a pytree of arrays with a leading axis of examples, or an `rk.Split` of two. It is called a
+        round or more ahead, in another thread, by one thread at a time.
       sizes: how many examples each client has, one number per client; an `rk.Split` of two for a Split.
     """
 
@@ -175,6 +178,7 @@ class Loaded:
     def __post_init__(self):
         if not callable(self.load):
             raise InputError(f"load: {self.load!r} was given; a function of a client's number is needed")
+        object.__setattr__(self, "_alone", threading.Lock())
         first = _by_level(self._call(0))
         sizes = _by_level(self.sizes)
         if sizes.keys() != first.keys():
@@ -189,7 +193,7 @@ class Loaded:
             "_example",
             {name: jax.tree.map(lambda leaf: _outline(np.asarray(leaf)), first[name]) for name in first},
         )
-        self.read(np.zeros(1, np.int64))  # its first client is what the others are held to
+        self._check(0, first)  # its first client is what the others are held to
 
     @property
     def example(self) -> Mapping[str, Tree]:
@@ -201,19 +205,22 @@ class Loaded:
         return {name: jax.tree.map(joined, *(client[name] for client in own)) for name in self.example}
 
     def _call(self, client: int) -> Any:
-        with failing(f"load: the function of client {client}"):
+        with self._alone, failing(f"load: the function of client {client}"):  # type: ignore[attr-defined]
             return self.load(client)
 
     def _checked(self, client: int) -> Mapping[str, Tree]:
         """A client's examples by level, held against what was said of them."""
         levels = _by_level(self._call(client))
+        self._check(client, levels)
+        return levels
+
+    def _check(self, client: int, levels: Mapping[str, Tree]) -> None:
         for name, example in self.example.items():
             size, tree = int(self.sizes[name][client]), levels.get(name)
             said = jax.tree.map(lambda leaf, size=size: ((size, *leaf.shape), leaf.dtype), example)
             told = jax.tree.map(lambda leaf: (np.shape(leaf), np.asarray(leaf).dtype), tree)
             if told != said:
                 raise InputError(f"load: client {client} gave examples of {told}; {said} are needed")
-        return levels
 
 
 @dataclass(frozen=True)
@@ -325,10 +332,8 @@ def write_shards(folder: str | Path, clients: Iterable[Any], *, per_shard: int =
 
         def finish() -> None:
             name = f"{len(names):06d}"
-            try:
+            with _writing(folder):
                 write_shard(aside / name)
-            except OSError as error:
-                raise StorageError(f"folder: {str(folder)!r} cannot be written: {error.strerror or error}") from error
             names.append(name)
             held.clear()
 
@@ -356,9 +361,18 @@ def write_shards(folder: str | Path, clients: Iterable[Any], *, per_shard: int =
             finish()
         if not names:
             raise InputError("clients: no client was given; at least one is needed")
-        (aside / INDEX).write_text(json.dumps({"levels": levels, "shards": names}))
+        with _writing(folder):
+            (aside / INDEX).write_text(json.dumps({"levels": levels, "shards": names}))
 
     return write_folder(folder, write)
+
+
+@contextlib.contextmanager
+def _writing(folder: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"folder: {str(folder)!r} cannot be written: {error.strerror or error}") from error
 
 
 def _leaves(tree: Tree, client: int) -> dict[str, np.ndarray]:
@@ -418,7 +432,7 @@ def _sizes(sizes: Any, total: int | None) -> np.ndarray:
     if array.ndim == 0 and total is not None and array.dtype.kind in "iu" and array > 0:
         array = np.full(total // int(array), array)
     if array.ndim != 1 or not array.size or array.dtype.kind not in "iu" or array.min() < 1 or array.max() >= 2**31:
-        raise InputError(f"sizes: {sizes!r} was given; one whole number of at least 1 per client is needed")
+        raise InputError(f"sizes: {reprlib.repr(sizes)} was given; one whole number of at least 1 per client is needed")
     return array.astype(np.int32)
 
 

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from rookery.errors import InputError
+from rookery.errors import InputError, failing
 
 COORDINATOR, PROCESSES, PROCESS = "ROOKERY_COORDINATOR", "ROOKERY_PROCESSES", "ROOKERY_PROCESS"
+STEP = "SLURM_STEP_NODELIST"  # what Slurm sets for what `srun` starts, and not for the script around it
 
 
 def environment(coordinator: str, processes: int, process: int) -> dict[str, str]:
@@ -23,24 +24,38 @@ def environment(coordinator: str, processes: int, process: int) -> dict[str, str
 
 
 def join(environ: Mapping[str, str] = os.environ) -> None:
-    """Joins the other processes, if the environment names any: what `rookery launch` sets, or Slurm. Before any other
-    use of JAX."""
+    """Joins the other processes, if the environment names any: what `rookery launch` sets, or a step of Slurm. Before
+    any other use of JAX."""
     if jax.distributed.is_initialized():
         return
     if COORDINATOR in environ:
-        try:
-            processes, process = int(environ[PROCESSES]), int(environ[PROCESS])
-        except (KeyError, ValueError):
-            raise InputError(f"{PROCESSES}, {PROCESS}: whole numbers are needed where {COORDINATOR} is set") from None
+        processes, process = (_whole(environ, name) for name in (PROCESSES, PROCESS))
+        if not 0 <= process < processes:
+            raise InputError(
+                f"{PROCESS}: {process} was given with {PROCESSES}={processes}; a whole number from 0 to "
+                f"{PROCESSES} - 1 is needed"
+            )
+        host, _, port = environ[COORDINATOR].rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+            raise InputError(f"{COORDINATOR}: {environ[COORDINATOR]!r} was given; host:port is needed")
         _initialise(coordinator_address=environ[COORDINATOR], num_processes=processes, process_id=process)
-    elif int(environ.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environ:
-        _initialise()  # which reads the rest of what Slurm sets
+    elif STEP in environ and _whole(environ, "SLURM_NTASKS") > 1:
+        _initialise()  # which reads what Slurm sets
+
+
+def _whole(environ: Mapping[str, str], name: str) -> int:
+    given = environ.get(name)
+    if given is None or not given.isdigit():
+        told = "nothing" if given is None else repr(given)
+        raise InputError(f"{name}: {told} was given; a whole number is needed")
+    return int(given)
 
 
 def _initialise(**where: str | int) -> None:
     if "cpu" in (getattr(jax.config, "jax_platforms", None) or "cpu"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(**where)  # type: ignore[arg-type]
+    with failing("jax.distributed: to join the other processes"):
+        jax.distributed.initialize(**where)  # type: ignore[arg-type]
 
 
 def together() -> bool:

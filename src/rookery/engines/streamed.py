@@ -109,9 +109,12 @@ class _Reader:
     def begin(self, first: int, drawn: tuple[jax.Array, jax.Array], rounds: int) -> Future:
         """Begins to read the window of some rounds from `first` on, by who is drawn in each and how often."""
         future: Future = Future()
+        before = self._thread
 
         def work() -> None:
             try:
+                if before is not None:  # one window after another
+                    before.join()
                 index, count = (np.asarray(part)[:rounds] for part in drawn)
                 future.set_result(self.window([own[times > 0] for own, times in zip(index, count)], first))
             except BaseException as error:  # for who waits for the window

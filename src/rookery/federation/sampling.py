@@ -69,7 +69,7 @@ def _different(key: jax.Array, m: int, population: int) -> jax.Array:
     again = jnp.diff(drawn[order], prepend=-1) == 0
     taken = jnp.zeros(m, bool).at[order].set(again)
     reason = jnp.where(drawn >= last[0], drawn - last[0], place)
-    for _ in range((m - 1).bit_length()):
+    for _ in range((int(m) - 1).bit_length()):
         taken, reason = taken | taken[reason], reason[reason]
     return jnp.where(taken, last, drawn)
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import default_registry
 
+from rookery.data.sources import read_checked
 from rookery.engines.base import PreparedRun
 from rookery.vectors import Tree
 
@@ -50,8 +51,8 @@ def fingerprint(prepared: PreparedRun, metrics: Sequence[str] = ()) -> dict[str,
 def _told(prepared: PreparedRun) -> Tree:
     """What tells examples that are not in memory from others: all sizes, and the first and the last client's."""
     assert prepared.source is not None
-    ends = np.asarray([0, prepared.config.population - 1])
-    return dict(prepared.source.sizes), dict(prepared.source.read(ends))
+    ends, sizes = np.asarray([0, prepared.config.population - 1]), prepared.source.sizes
+    return dict(sizes), read_checked(prepared.source, ends, {name: size[ends] for name, size in sizes.items()})
 
 
 def difference(stored: Mapping[str, str], now: Mapping[str, str]) -> str | None:

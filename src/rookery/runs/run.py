@@ -283,9 +283,13 @@ class _Loop:
             self.round = int(self.standing().state.round)  # a call that was interrupted may have done some
             self.save()
             raise Interrupted(self.interrupted()) from None
-        except StorageError as error:
-            with contextlib.suppress(StorageError):  # of clients' records, which the disk may not take either
-                error.result = self.result("interrupted", None)
+        except InputError as error:
+            if not together():  # the others do not know of it
+                with contextlib.suppress(InputError):  # the disk may not take clients' records either
+                    self.round = int(self.standing().state.round)
+                    if not isinstance(error, StorageError) and self.round > self.first:
+                        self.save()
+                    error.result = self.interrupted()
             raise
         except ClientsFailed as error:  # the round was undone: what was done before it is kept
             self.save()

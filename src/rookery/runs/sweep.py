@@ -103,10 +103,6 @@ def sweep(
     metrics, stop, every = check_arguments(rounds, metrics, stop, every)
     if not isinstance(over, Mapping) or not over:
         raise InputError(f'over: {over!r} was given; a mapping such as {{"lr.x": [0.1, 0.2]}} is needed')
-    if has_start(method):
-        raise InputError(
-            f"method: {type(method).__name__} has a start of its own, which a sweep cannot run yet; use rk.run"
-        )
     compiled, place = _find_place(engine)
     names = list(over)
     points = [dict(zip(names, values)) for values in itertools.product(*(_values(n, over[n]) for n in names))]
@@ -128,6 +124,10 @@ def sweep(
                     varied = value
                 elif name not in RUN_OPTIONS:
                     varied = set_field(varied, name.removeprefix("method."), value)
+            if has_start(varied):
+                raise InputError(
+                    f"method: {type(varied).__name__} has a start of its own, which a sweep cannot run yet; use rk.run"
+                )
             own = clients
             if not isinstance(own, Clients) and callable(own):
                 if options["seed"] not in federations:
