@@ -401,7 +401,7 @@ def test_what_was_done_before_a_client_cannot_be_read_is_kept(tmp_path):
     folder, method = tmp_path / "checkpoints", rk.Scaffold(lr=0.05)
     clients = rk.federate(rk.data.Loaded(fragile, SIZES))
     given = {"engine": rk.Streamed(window=NARROW), "checkpoints": rk.Checkpoints(folder, every=1000)}
-    with pytest.raises(rk.InputError, match="load: the function of client .* fails, with OSError: the cable") as error:
+    with pytest.raises(rk.InputError, match=r"load: the function of client .* fails, with OSError: the cable") as error:
         ran(SINGLE, method, clients, rounds=1000, callbacks=[pull], **given)
     assert 10 <= error.value.result.state.round < 1000 and error.value.result.status == "interrupted"
     there = True

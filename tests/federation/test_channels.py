@@ -24,6 +24,7 @@ STAGES = [
     rk.RandK(0.25),
     rk.Quantise(8),
     rk.Quantise(3, stochastic=True),
+    rk.Quantise(2, stochastic=True),
     rk.Quantise(1, stochastic=True),
     rk.Quantise(5, stochastic=True, block=7),
     rk.Sign(),
@@ -44,6 +45,28 @@ class Unsure(ch.Stage):
 
     def unpack(self, arrays, shape):
         return arrays["same"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Unkept(Unsure):
+    """Has no hash, since a list has none."""
+
+    of: list
+
+
+@dataclasses.dataclass(frozen=True)
+class Slips(ch.Stage):
+    """Packs or unpacks as a slip of the pen would."""
+
+    how: str
+
+    def pack(self, array, key) -> Any:
+        if self.how == "error":
+            raise ValueError("no")
+        return [array] if self.how == "list" else {"same": array}
+
+    def unpack(self, arrays, shape):
+        return arrays["other" if self.how == "name" else "same"][: 1 if self.how == "shape" else None]
 
 
 def line(*stages):
@@ -406,6 +429,18 @@ def test_a_text_by_sequence():
         (lambda: rk.EF21(rk.RandK(0.1)), "EF21: RandK(fraction=0.1, scaled=True) was given, which may lose more"),
         (lambda: rk.ErrorFeedback(rk.CountSketch(0.1)), "ErrorFeedback: CountSketch(fraction=0.1, rows=1) was given"),
         (lambda: ch.make_channel("up", "ef21:quantise:1", ("x",)), "up: EF21: Quantise(bits=1"),
+        (lambda: rk.EF21(rk.Quantise(2, stochastic=True)), "EF21: Quantise(bits=2, stochastic=True"),
+        (lambda: rk.EF21(Unkept([1])), "EF21: Unkept(of=[1]) was given, which has no hash"),
+        (lambda: through(Slips("list"), jnp.ones(4), jax.random.key(0)), "Slips(how='list'): it packs an array as ["),
+        (
+            lambda: through(Slips("name"), jnp.ones(4), jax.random.key(0)),
+            "Slips(how='name'): to unpack an array of shape (4,) fails, with",
+        ),
+        (lambda: through(Slips("shape"), jnp.ones(4), jax.random.key(0)), "Slips(how='shape'): it unpacks an array"),
+        (
+            lambda: through(Slips("error"), jnp.ones(4), jax.random.key(0)),
+            "Slips(how='error'): to pack an array of shape (4,)",
+        ),
         (lambda: rk.Quantise(8, stochastic="no"), "Quantise: stochastic='no' was given; True or False is needed"),  # type: ignore
         (lambda: rk.RandK(0.1, scaled=1), "RandK: scaled=1 was given"),  # type: ignore
         (lambda: ch.make_channel("up", "=", ("x",)), "up: '=' has '=' without a channel or a name"),

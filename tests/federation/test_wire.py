@@ -7,6 +7,7 @@ import tracemalloc
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -26,6 +27,7 @@ TREE = {
     "own": Own(np.zeros(3, np.int32), np.array([True, False])),
     "by": Scaled(Vector(np.ones(4)), np.array(2.0)),
     "list": [np.array(3), None, (np.zeros((0, 2)),)],
+    "short": [np.asarray(jnp.asarray([[1.5, -2.0]], kind)) for kind in (jnp.bfloat16, jnp.float8_e5m2)],
 }
 WIRE = Wire({"inside": TREE["own"]})
 MESSAGE = WIRE.encode(TREE, {"phase": "steps", "round": [1, 2]})

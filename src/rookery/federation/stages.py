@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.errors import InputError
+from rookery.errors import InputError, failing
 from rookery.federation.steps import is_count
 
 Shape = tuple[int, ...]
@@ -185,7 +185,8 @@ class Quantise(Stage):
 
     @property
     def contracts(self) -> bool:  # type: ignore[override]
-        return self.bits > 1  # of one bit, 0 becomes s or -s
+        # Of one bit, 0 becomes s or -s. A step of s up or down at random is more than what most entries are.
+        return self.bits > (2 if self.stochastic else 1)
 
     @property
     def _most(self) -> int:
@@ -353,6 +354,12 @@ def check_stages(argument: str, given: Any) -> tuple[Stage, ...]:
     for stage in given:
         if not isinstance(stage, Stage):
             raise InputError(f"{argument}: {stage!r} was given; a stage such as rk.TopK(0.01) is needed")
+        try:
+            hash(stage)
+        except TypeError:
+            raise InputError(
+                f"{argument}: {stage!r} was given, which has no hash; a frozen dataclass of plain values is needed"
+            ) from None
     return tuple(given)
 
 
@@ -370,7 +377,11 @@ def pack_through(stages: tuple[Stage, ...], array: jax.Array, key: jax.Array) ->
     if not first.packs(array.shape):
         return pack_through(tuple(others), array, key)
     own, rest = jax.random.split(key)
-    arrays = first.pack(array, own)
+    with failing(f"{first}: to pack an array of shape {array.shape}"):
+        arrays = first.pack(array, own)
+        if not isinstance(arrays, dict) or not all(isinstance(name, str) for name in arrays):
+            raise InputError(f"{first}: it packs an array as {arrays!r}; a dict of arrays by name is needed")
+        arrays = {name: jnp.asarray(made) for name, made in arrays.items()}
     if others:
         for number, name in enumerate(sorted(arrays)):
             if packable(arrays[name]):
@@ -389,7 +400,12 @@ def unpack_through(stages: tuple[Stage, ...], packed: Any) -> Any:
     ((name, arrays),) = packed.items()
     left, shape = name.removeprefix(PACKED).split(" ")
     inner = {key: unpack_through(stages, value) for key, value in arrays.items()}
-    return stages[len(stages) - 1 - int(left)].unpack(inner, tuple(map(int, shape.split("x"))))
+    stage, shape = stages[len(stages) - 1 - int(left)], tuple(map(int, shape.split("x")))
+    with failing(f"{stage}: to unpack an array of shape {shape}"):
+        array = stage.unpack(inner, shape)
+        if np.shape(array) != shape:
+            raise InputError(f"{stage}: it unpacks an array of shape {shape} as one of shape {np.shape(array)}")
+        return array
 
 
 def variances(stages: tuple[Stage, ...], shape: Shape, dtype: Any) -> list[float]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from safetensors import numpy as safetensors
 
@@ -31,6 +32,8 @@ HEADER = 2**24  # bytes of a header at most
 LARGEST = 2**34  # bytes of a message at most
 DEPTH = 100  # levels of a tree at most
 _KINDS = "fiub"  # of arrays: floats, integers, flags
+# Floats of JAX's that NumPy has not: they travel as the bits they are, with their name.
+_SHORT = {name: np.dtype(getattr(jnp, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")}
 
 Names = Callable[[Vector], tuple[int, bool]]  # the number of a vector, and whether the receiver has it
 
@@ -162,7 +165,11 @@ class Wire:
             return {type(node).__name__: [inside(child) for child in node]}
         if jax.tree_util.all_leaves([node]):
             name = str(len(arrays))
-            arrays[name] = np.array(node, order="C")  # a copy: what travels is no longer the sender's
+            array = np.array(node, order="C")  # a copy: what travels is no longer the sender's
+            if array.dtype.name in _SHORT:
+                arrays[name] = array.view(f"u{array.dtype.itemsize}")
+                return {"short": [array.dtype.name, name]}
+            arrays[name] = array
             return name
         kind, children = _one_level(node)
         if kind not in self._kinds:
@@ -194,6 +201,9 @@ class Wire:
             return kept.setdefault(number, Vector(inside(tree)))
         if kind == "kept":
             return kept[content]
+        if kind == "short":
+            name, bits = content
+            return arrays[bits].view(_SHORT[name])
         if kind == "dict":
             return {key: inside(child) for key, child in content.items()}
         if kind == "list":
