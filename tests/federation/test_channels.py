@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from typing import Any
 
 import jax
@@ -262,6 +263,37 @@ def test_packed_differences_rest_where_the_method_does(method):
     own = rk.fixed_point(exact.problem, made, exact.clients, **exact.start(leaves=2)).flat("x")
     rested = run(exact, made, rounds=3000, up="ef21:topk:0.5")
     np.testing.assert_allclose(flat(rested.x), own, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "name, method",
+    [
+        ("E1a", rk.Scaffold(lr=LR)),
+        ("E1a", rk.FedVRA(lr=LR)),
+        ("E1a", rk.FedADMM(lr=LR, gamma=1.0)),
+        ("E1a", rk.FedDyn(lr=LR)),
+        ("E1a", rk.VRLSGD(lr=LR)),
+        ("E1", rk.SimFBO(lr=LR, drift=rk.ControlVariates())),
+        ("E1", rk.FedBiO(lr=LR, drift=rk.Duals())),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
+)
+def test_sums_of_packed_differences_are_advised_against(name, method):
+    """The server's sum of what clients send is off for good; what error feedback holds back it sends later."""
+    exact = bed(name)
+    with pytest.warns(rk.AdviceWarning, match="its server adds up what clients send, and up sends packed differences"):
+        off = rk.run(exact.problem, method, exact.clients, rounds=4, up="ef21:topk:0.4", **exact.start())
+    assert off.status == "done"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".* adds up", rk.AdviceWarning)
+        rk.run(exact.problem, method, exact.clients, rounds=4, up="error-feedback:topk:0.4", **exact.start())
+
+
+@pytest.mark.parametrize("stage", ["topk:0.4", "quantise:4"])
+def test_sums_of_what_error_feedback_sends_are_exact(stage):
+    exact, method = bed("E1a"), rk.Scaffold(lr=rk.Rates(0.05), local_steps=2)
+    rested = run(exact, method, rounds=4000, up=f"error-feedback:{stage}")
+    assert np.abs(flat(rested.x) - exact.solution()).max() <= 1e-9
 
 
 @pytest.mark.parametrize("feedback", ["error-feedback", "ef21"])

@@ -14,9 +14,17 @@ from rookery.federation.graphs import read_mixing
 GRAPHS = [(rk.Ring(), 7), (rk.Torus(3, 4), 12), (rk.Torus(), 10), (rk.RandomGraph(0.3, seed=2), 12), (rk.Complete(), 5)]
 
 
+def table_of(graph, n):
+    """Whether i and j are neighbours."""
+    table = np.zeros((n, n), bool)
+    for i, j in graph.edges(n):
+        table[i, j] = table[j, i] = True
+    return table
+
+
 @pytest.mark.parametrize(("graph", "n"), GRAPHS, ids=str)
 def test_weights_are_metropolis_symmetric_and_sum_to_one(graph, n):
-    W, neighbours = rk.Mixing(graph).matrix(n), graph.neighbours(n)
+    W, neighbours = rk.Mixing(graph).matrix(n), table_of(graph, n)
     np.testing.assert_array_equal(W, W.T)
     np.testing.assert_allclose(W.sum(axis=1), 1, atol=1e-15)
     degree = [sum(row) for row in neighbours]
@@ -25,7 +33,11 @@ def test_weights_are_metropolis_symmetric_and_sum_to_one(graph, n):
     assert (W[~neighbours & ~np.eye(n, dtype=bool)] == 0).all()
 
 
-@pytest.mark.parametrize(("graph", "n"), GRAPHS, ids=str)
+@pytest.mark.parametrize(
+    ("graph", "n"),
+    [*GRAPHS, (rk.Ring(), 2), (rk.Ring(), 3), (rk.Torus(1, 6), 6), (rk.Torus(2, 2), 4), (rk.Torus(5, 2), 10)],
+    ids=str,
+)
 def test_spectral_gap_is_that_of_numpy(graph, n):
     for times in (1, 3):
         mixing = rk.Mixing(graph, times=times)
@@ -43,11 +55,11 @@ def test_spectral_gaps_in_closed_form():
 
 def test_neighbours_by_hand():
     """4 is in the middle row of a grid of 3 x 3: 1 above, 7 below, 3 and 5 beside; 0 has 1, 2, 3 and 6."""
-    torus = rk.Torus(3, 3).neighbours(9)
+    torus = table_of(rk.Torus(3, 3), 9)
     assert np.flatnonzero(torus[4]).tolist() == [1, 3, 5, 7]
     assert np.flatnonzero(torus[0]).tolist() == [1, 2, 3, 6]
-    assert np.flatnonzero(rk.Ring().neighbours(5)[0]).tolist() == [1, 4]
-    assert np.flatnonzero(rk.Ring().neighbours(2)[0]).tolist() == [1]
+    assert np.flatnonzero(table_of(rk.Ring(), 5)[0]).tolist() == [1, 4]
+    assert np.flatnonzero(table_of(rk.Ring(), 2)[0]).tolist() == [1]
 
 
 def test_messages_are_edges_both_ways():
@@ -70,7 +82,7 @@ def test_mixing_is_the_product_with_the_matrix(graph, n):
 
 
 def test_a_random_graph_is_that_of_its_seed_and_connected():
-    draw = lambda seed: rk.RandomGraph(0.15, seed=seed).neighbours(20)
+    draw = lambda seed: table_of(rk.RandomGraph(0.15, seed=seed), 20)
     np.testing.assert_array_equal(draw(1), draw(1))
     assert (draw(1) != draw(2)).any()
     for seed in range(5):
@@ -116,29 +128,42 @@ def test_a_shell_names_no_others(text):
 class Apart(rk.Graph):
     """Two clients who talk to each other, and others who do not."""
 
-    def neighbours(self, population):
-        table = np.zeros((population, population), bool)
-        table[0, 1] = table[1, 0] = True
-        return table
+    def edges(self, population):
+        return [(0, 1)]
+
+
+class Star(rk.Graph):
+    """Everybody talks to the first client."""
+
+    def edges(self, population):
+        return [(i, 0) for i in range(1, population)]
+
+
+class Wrong(rk.Graph):
+    """Pairs that are none."""
+
+    def edges(self, population):
+        return [(0, 1), (2, 2)] if population == 3 else [(0, population)]
 
 
 class Broken(rk.Graph):
-    """A graph whose table cannot be made."""
+    """A graph whose edges cannot be told."""
 
-    def neighbours(self, population):
+    def edges(self, population):
         return np.zeros((population, population))[population]
 
 
 @pytest.mark.parametrize(
     ("graph", "sentence"),
     [
-        (Broken(), "mixing.graph: Broken.neighbours fails, with IndexError: index 6 is out of bounds"),
+        (Broken(), "mixing.graph: Broken.edges fails, with IndexError: index 6 is out of bounds"),
         (rk.Torus(4, 5), "mixing.graph: a torus of 4 x 5 was given; 6 clients do not fill it"),
         (rk.Torus(4), "mixing.graph: a torus of 4 x 1 was given"),
         (rk.RandomGraph(0.0), "mixing.graph.p: 0.0 was given; 0 < p <= 1 is needed"),
         (rk.RandomGraph(0.5, seed=-1), "mixing.graph.seed: -1 was given"),
         (rk.RandomGraph(1e-6), "of 1000 such graphs of 6 clients none is connected"),
         (Apart(), "does not connect all of 6 clients"),
+        (Wrong(), "Wrong gives edges that are no pairs of whole numbers from 0 to 5"),
     ],
     ids=lambda part: part if isinstance(part, str) else type(part).__name__,
 )
@@ -147,12 +172,36 @@ def test_what_does_not_fit_is_refused(graph, sentence):
         rk.Mixing(graph).matrix(6)
 
 
+def test_an_edge_to_itself_is_refused():
+    with pytest.raises(rk.InputError, match="Wrong gives an edge from a client to itself"):
+        rk.Mixing(Wrong()).matrix(3)
+
+
+def test_a_graph_of_ones_own():
+    """A star of n: 1 / n over every edge; W has 1 - 1 / n as its second largest eigenvalue."""
+    mixing = rk.Mixing(Star())
+    np.testing.assert_allclose(mixing.matrix(5)[0], 1 / 5)
+    assert abs(mixing.spectral_gap(5) - 1 / 5) <= 1e-14 and mixing.messages(5) == 8
+
+
+def test_large_graphs_need_no_table():
+    """A hundred thousand clients in a ring: lists of three, and gaps in closed form; of a star by Lanczos' method."""
+    n = 100_000
+    mixing = rk.Mixing(rk.Ring())
+    assert abs(mixing.spectral_gap(n) - 4 / 3 * np.sin(np.pi / n) ** 2) <= 1e-15
+    values = np.arange(float(n), dtype=np.float32)
+    np.testing.assert_allclose(mixing.mix(values)[1:-1], values[1:-1], rtol=1e-6)
+    assert abs(rk.Mixing(Star()).spectral_gap(3000) - 1 / 3000) <= 1e-9
+    with pytest.raises(rk.InputError, match="100000 clients were given, and a random or a complete graph has room"):
+        rk.Mixing(rk.Complete()).messages(n)
+
+
 def test_a_graph_of_an_array_is_refused():
     @rk.struct
     class Table(rk.Graph):
         table: np.ndarray = rk.static()
 
-        def neighbours(self, population):
+        def edges(self, population):
             return self.table
 
     with pytest.raises(

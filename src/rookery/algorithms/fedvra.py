@@ -35,6 +35,8 @@ class VarianceReduced:
     d: Any
     local_steps: Steps
 
+    adds_up = True
+
     def check(self, problem: Problem, population: int) -> None:
         check_gamma(self.gamma)
 

@@ -30,7 +30,7 @@ class Decentralised:
     silent = ("take",)
 
     def check(self, problem: Problem, population: int) -> None:
-        self.mixing.matrix(population)  # refuses a graph that does not fit
+        self.mixing.check(population)
         if not problem.shared:
             raise InputError(
                 f"problem: all its sequences are the clients' own, and {type(self).__name__} mixes what they share"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rookery.algorithms.drift import check_drift, wrap_drift
+from rookery.algorithms.drift import NoControl, check_drift, wrap_drift
 from rookery.algorithms.local_steps import (
     CoefficientFunction,
     Descent,
@@ -39,6 +39,10 @@ class OneLoop:
     coefficients: Any = None
     drift: GivenDrift
     server: GivenServer
+
+    @property
+    def adds_up(self) -> bool:
+        return not isinstance(self.drift, NoControl)
 
     def own_terms(self) -> OwnTerms:
         return dataclasses.replace(terms_of(self.drift), factor=_largest(self.coefficients, self.local_steps))

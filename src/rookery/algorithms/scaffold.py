@@ -60,6 +60,7 @@ class Scaffold:
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")
+    adds_up = True
 
     def own_terms(self) -> OwnTerms:
         return OwnTerms(Rates(self.weight_decay))

@@ -48,6 +48,7 @@ class VRLSGD:
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")
+    adds_up = True
     participation = "all"
 
     def client(self, problem: Problem, z: Sequences) -> VRLClient:

@@ -21,6 +21,8 @@ from rookery.federation.codec import part
 from rookery.federation.fields import component, count
 from rookery.structs import Given, static, struct
 
+LARGEST = 10_000  # clients of whom all pairs are looked at
+SMALL = 2000  # clients whose matrix has its eigenvalues taken one and all
 TRIES = 1000  # random graphs that are drawn until one is connected
 DENSE = 4  # a client with more than one neighbour in so many of all: then a product of matrices is faster
 
@@ -29,8 +31,12 @@ class Graph(ABC):
     """Who are neighbours. Subclasses are made by `@struct` with static fields alone."""
 
     @abstractmethod
-    def neighbours(self, population: int) -> np.ndarray:
-        """Whether i and j talk to each other: a symmetric table without its diagonal; refuses what does not fit."""
+    def edges(self, population: int) -> Any:
+        """Who talks to whom: pairs of clients, each pair once or more, in any order; refuses what does not fit."""
+
+    def spectrum(self, population: int) -> np.ndarray | None:
+        """All eigenvalues of the Metropolis weights, where they are known in closed form."""
+        return None
 
 
 @part
@@ -38,8 +44,12 @@ class Graph(ABC):
 class Ring(Graph):
     """Everybody talks to the client before and to the one after; the last one is before the first."""
 
-    def neighbours(self, population: int) -> np.ndarray:
+    def edges(self, population: int) -> np.ndarray:
         return _next_to(np.arange(population)[None])
+
+    def spectrum(self, population: int) -> np.ndarray:
+        degree, values = _of_a_ring(population)
+        return (1 + values) / (1 + degree)
 
 
 @part
@@ -54,15 +64,22 @@ class Torus(Graph):
     rows: int | None = count(default=None, static=True)
     columns: int | None = count(default=None, static=True)
 
-    def neighbours(self, population: int) -> np.ndarray:
+    def edges(self, population: int) -> np.ndarray:
+        grid = np.arange(population).reshape(self._grid(population))
+        return np.concatenate([_next_to(grid), _next_to(grid.T)])
+
+    def spectrum(self, population: int) -> np.ndarray:
+        (up, over), (beside, along) = map(_of_a_ring, self._grid(population))
+        return ((1 + over[:, None] + along) / (1 + up + beside)).reshape(-1)
+
+    def _grid(self, population: int) -> tuple[int, int]:
         rows = self.rows or (population // self.columns if self.columns else _squarest(population))
         columns = self.columns or population // rows
         if rows * columns != population:
             raise InputError(
                 f"mixing.graph: a torus of {rows} x {columns} was given; {population} clients do not fill it"
             )
-        grid = np.arange(population).reshape(rows, columns)
-        return _next_to(grid) | _next_to(grid.T)
+        return rows, columns
 
 
 @part
@@ -78,16 +95,17 @@ class RandomGraph(Graph):
     p: float = static(default=0.3)
     seed: int = static(default=0)
 
-    def neighbours(self, population: int) -> np.ndarray:
+    def edges(self, population: int) -> np.ndarray:
         if not 0 < self.p <= 1:
             raise InputError(f"mixing.graph.p: {self.p} was given; 0 < p <= 1 is needed")
         if self.seed < 0:
             raise InputError(f"mixing.graph.seed: {self.seed} was given; a whole number from 0 is needed")
+        check_table(population)
         rng = np.random.default_rng(self.seed)
         for _ in range(TRIES):
-            upper = np.triu(rng.random((population, population)) < self.p, 1)
-            if _connected(table := upper | upper.T):
-                return table
+            pairs = np.argwhere(np.triu(rng.random((population, population)) < self.p, 1))
+            if _connected(pairs, population):
+                return pairs
         raise InputError(
             f"mixing.graph.p: {self.p} was given; of {TRIES} such graphs of {population} clients none is connected"
         )
@@ -98,8 +116,12 @@ class RandomGraph(Graph):
 class Complete(Graph):
     """Everybody talks to everybody."""
 
-    def neighbours(self, population: int) -> np.ndarray:
-        return ~np.eye(population, dtype=bool)
+    def edges(self, population: int) -> np.ndarray:
+        check_table(population)
+        return np.argwhere(np.triu(np.ones((population, population), bool), 1))
+
+    def spectrum(self, population: int) -> np.ndarray:
+        return np.eye(1, population)[0]
 
 
 def _squarest(population: int) -> int:
@@ -109,18 +131,36 @@ def _squarest(population: int) -> int:
 
 def _next_to(grid: np.ndarray) -> np.ndarray:
     """Neighbours along the rows of a grid, each of which is a ring."""
-    table = np.zeros((grid.size, grid.size), bool)
-    table[grid, np.roll(grid, -1, axis=1)] = True
-    return (table | table.T) & ~np.eye(grid.size, dtype=bool)
+    pairs = np.stack([grid, np.roll(grid, -1, axis=1)], axis=-1).reshape(-1, 2)
+    return pairs[pairs[:, 0] != pairs[:, 1]]
 
 
-def _connected(table: np.ndarray) -> bool:
-    """Whether everybody can be reached from the first client."""
-    reached = np.zeros(len(table), bool)
-    reached[:1] = True
-    while (more := reached | table[reached].any(axis=0)).sum() > reached.sum():
-        reached = more
-    return bool(reached.all())
+def _of_a_ring(length: int) -> tuple[int, np.ndarray]:
+    """How many neighbours everybody has in a ring, and the eigenvalues of the table of who they are."""
+    degree = min(length - 1, 2)
+    return degree, degree * np.cos(2 * np.pi * np.arange(length) / length)
+
+
+def check_table(population: int) -> None:
+    """Refuses a population that is too large for a table of who talks to whom."""
+    if population > LARGEST:
+        raise InputError(
+            f"mixing.graph: {population} clients were given, and a random or a complete graph has room for {LARGEST}; "
+            "rk.Ring() and rk.Torus() take more"
+        )
+
+
+def _connected(pairs: np.ndarray, population: int) -> bool:
+    """Whether everybody can be reached from everybody: all take the smallest number among those they can reach."""
+    label, before = np.arange(population), None
+    i, j = pairs.T
+    while before is None or (label != before).any():
+        before, smaller = label.copy(), np.minimum(label[i], label[j])
+        np.minimum.at(label, before[i], smaller)
+        np.minimum.at(label, before[j], smaller)
+        while (label != (further := label[label])).any():
+            label = further
+    return not label.any()
 
 
 def _wrap_graph(given: Any) -> Graph:
@@ -163,15 +203,20 @@ class Mixing:
 
     def matrix(self, population: int) -> np.ndarray:
         """W of so many clients, with its step, in float64; read only."""
-        return _weights(self.graph, population, self.step)
+        return _matrix(self.graph, population, self.step)
+
+    def check(self, population: int) -> None:
+        """Refuses a graph that does not fit so many clients."""
+        _edges(self.graph, population)
 
     def spectral_gap(self, population: int) -> float:
-        """1 - the second largest |eigenvalue| of W^times: how much of a disagreement is gone after an exchange."""
+        """1 - the second largest |eigenvalue| of W^times: how much of a disagreement is gone after an exchange. NaN
+        where it was not found, of very large graphs of one's own."""
         return _gap(self.graph, population, self.times, self.step)
 
     def messages(self, population: int) -> int:
         """How many messages an exchange takes: one over every edge, each way and each time."""
-        return self.times * int(np.count_nonzero(_neighbours(self.graph, population)))
+        return self.times * 2 * len(_edges(self.graph, population))
 
     def check_channel(self, up: Any) -> None:
         """Refuses what is packed and mixed several times: what neighbours pass on of sums would not be packed."""
@@ -188,7 +233,7 @@ class Mixing:
         once: Callable[[jax.Array], jax.Array]
         if index.shape[1] * DENSE > population:
             whole = jnp.asarray(self.matrix(population), leaf.dtype)
-            once = lambda leaf: jnp.tensordot(whole, leaf, axes=1)
+            once = lambda leaf: jnp.tensordot(whole, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
         else:
             shaped = lambda k: jnp.asarray(weight[:, k], leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
             once = lambda leaf: sum(
@@ -200,45 +245,83 @@ class Mixing:
 
 
 @lru_cache(maxsize=32)
-def _neighbours(graph: Graph, population: int) -> np.ndarray:
-    """What a graph says of so many clients, checked."""
-    with failing(f"mixing.graph: {type(graph).__name__}.neighbours"):
-        table = np.asarray(graph.neighbours(population), bool)
-    if table.shape != (population, population) or (table != table.T).any() or table.diagonal().any():
+def _edges(graph: Graph, population: int) -> np.ndarray:
+    """What a graph says of so many clients, checked: pairs i < j, each once, in order."""
+    with failing(f"mixing.graph: {type(graph).__name__}.edges"):
+        given = np.asarray(graph.edges(population)).reshape(-1, 2)
+    if given.size and (given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= population):
         raise InputError(
-            f"mixing.graph: {type(graph).__name__} gives no symmetric table of {population} clients without a diagonal"
+            f"mixing.graph: {type(graph).__name__} gives edges that are no pairs of whole numbers from 0 to "
+            f"{population - 1}"
         )
-    if not _connected(table):
+    if (given[:, :1] == given[:, 1:]).any():
+        raise InputError(f"mixing.graph: {type(graph).__name__} gives an edge from a client to itself")
+    pairs = np.unique(np.sort(given.astype(np.int64), axis=1), axis=0)
+    if not _connected(pairs, population):
         raise InputError(f"mixing.graph: {graph} does not connect all of {population} clients")
-    return table
+    return pairs
+
+
+def _weights(graph: Graph, population: int, step: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The entries of the Metropolis weights that are not 0, with a step: rows, columns and values, by row."""
+    i, j = _edges(graph, population).T
+    degree = np.bincount(i, minlength=population) + np.bincount(j, minlength=population)
+    weight = step / (1 + np.maximum(degree[i], degree[j]))
+    rows, columns, values = np.concatenate([i, j]), np.concatenate([j, i]), np.concatenate([weight, weight])
+    own = 1 - np.bincount(rows, values, minlength=population)
+    everybody = np.arange(population)
+    rows, columns = np.concatenate([rows, everybody]), np.concatenate([columns, everybody])
+    order = np.lexsort((columns, rows))
+    return rows[order], columns[order], np.concatenate([values, own])[order]
 
 
 @lru_cache(maxsize=32)
-def _weights(graph: Graph, population: int, step: float) -> np.ndarray:
-    """The Metropolis weights of a graph, with a step."""
-    table = _neighbours(graph, population)
-    degree = table.sum(axis=1)
-    weights = np.where(table, step / (1 + np.maximum(degree[:, None], degree)), 0.0)
-    np.fill_diagonal(weights, 1 - weights.sum(axis=1))
-    weights.flags.writeable = False
-    return weights
+def _matrix(graph: Graph, population: int, step: float) -> np.ndarray:
+    """The Metropolis weights of a graph, with a step, as a table."""
+    check_table(population)
+    rows, columns, values = _weights(graph, population, step)
+    table = np.zeros((population, population))
+    table[rows, columns] = values
+    table.flags.writeable = False
+    return table
 
 
 @lru_cache(maxsize=32)
 def _gap(graph: Graph, population: int, times: int, step: float) -> float:
     if population == 1:
         return 1.0
-    sizes = np.sort(np.abs(np.linalg.eigvalsh(_weights(graph, population, step))))
-    return float(1 - sizes[-2] ** times)
+    known = graph.spectrum(population)
+    if known is not None:
+        values = 1 - step * (1 - known)
+    elif population <= SMALL:
+        values = np.linalg.eigvalsh(_matrix(graph, population, step))
+    else:
+        values = _largest_eigenvalues(*_weights(graph, population, step))
+    return float(1 - np.sort(np.abs(values))[-2] ** times)
+
+
+def _largest_eigenvalues(rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The two largest eigenvalues of a symmetric matrix by size, by Lanczos' method; NaN where it does not end."""
+    from scipy.sparse import coo_array  # which JAX brings
+    from scipy.sparse.linalg import ArpackNoConvergence, eigsh
+
+    size = int(rows.max()) + 1
+    matrix = coo_array((values, (rows, columns)), shape=(size, size)).tocsr()
+    try:
+        return np.asarray(eigsh(matrix, k=2, which="LM", v0=np.cos(np.arange(size)), return_eigenvectors=False))
+    except ArpackNoConvergence:
+        return np.full(2, np.nan)
 
 
 @lru_cache(maxsize=32)
 def _lists(graph: Graph, population: int, step: float) -> tuple[np.ndarray, np.ndarray]:
     """Whom each client hears, itself among them, and with which weight: lists as long as the longest, with weight 0."""
-    weights = _weights(graph, population, step)
-    order = np.argsort(weights == 0, axis=1, kind="stable")
-    index = order[:, : int((weights != 0).sum(axis=1).max())].astype(np.int32)
-    return index, np.take_along_axis(weights, index, axis=1)
+    rows, columns, values = _weights(graph, population, step)
+    length = np.bincount(rows, minlength=population)
+    place = np.arange(len(rows)) - np.repeat(np.cumsum(length) - length, length)
+    index, weight = np.zeros((population, length.max()), np.int32), np.zeros((population, length.max()))
+    index[rows, place], weight[rows, place] = columns, values
+    return index, weight
 
 
 def read_mixing(argument: str, text: str) -> Mixing:

@@ -74,6 +74,7 @@ _DEFAULTS = {
     "participation": "any",  # or "all": every client in every round
     "silent": (),  # phases whose replies go nowhere, and so through no channel
     "neighbours": False,  # whether clients talk to one another, which clients elsewhere cannot
+    "adds_up": False,  # whether its server adds replies up over rounds, so that each of them has to be whole in the end
     "biased": False,  # whether it may come to rest off the solution, however small its steps
 }
 

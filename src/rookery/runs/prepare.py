@@ -18,7 +18,7 @@ from rookery.data.federated import BOTH, Clients, Split, cast, example_shape
 from rookery.engines.base import Carry, Inputs, PreparedRun, initial_carry
 from rookery.engines.local import Program
 from rookery.errors import AdviceWarning, InputError, failing, unknown
-from rookery.federation.channels import initial_kept, make_channel, named_in
+from rookery.federation.channels import Channel, initial_kept, make_channel, named_in
 from rookery.federation.client import ProgramConfig
 from rookery.federation.fields import RatesField, meanings
 from rookery.federation.keys import run_key, start_key
@@ -88,7 +88,7 @@ def prepare(
     method_numbers = numbers("method", method, dtype)
     plan = _plan(clients, sampling, problem, config)
     _check_epochs(method, plan)
-    for sentence in (*method.advise(plan), *_advise_rates(method)):
+    for sentence in (*method.advise(plan), *_advise_rates(method), *_advise_channel(method, config.up)):
         warnings.warn(f"{type(method).__name__}: {sentence}", AdviceWarning, stacklevel=3)
     _advise_batch(config, clients)
     _check_examples(problem, clients, config)
@@ -147,6 +147,16 @@ def _check_keys(config: ProgramConfig, carry: Carry) -> None:
             if isinstance(key, DictKey) and str(key.key).startswith(PACKED):
                 name = "up" if config.up is not None else "down"
                 raise InputError(f"{name}: a sequence has the key {key.key!r}; one that begins otherwise is needed")
+
+
+def _advise_channel(method: Any, up: Channel | None) -> list[str]:
+    """What a user should know of packed differences that a server adds up."""
+    if up is None or not method.adds_up or not up.shifts:
+        return []
+    return [
+        "its server adds up what clients send, and up sends packed differences, whose sum is off for good, so that it "
+        "rests off the solution; rk.ErrorFeedback sends everything in the end"
+    ]
 
 
 ABSURD = 1e6  # no step size that is known to work is larger
