@@ -201,6 +201,12 @@ METHODS = {
     "aggitd": ("E1", rk.AggITD(lr=LR, neumann_step=0.1, lower_rounds=2, lower_steps=2, upper_steps=2)),
     "scaffold": ("E1a", rk.Scaffold(lr=LR, local_steps=2)),
     "fedavg": ("E1a", rk.FedAvg(lr=LR, local_steps=2)),
+    "simfbo, control variates": ("E1", rk.SimFBO(lr=LR, local_steps=2, drift=rk.ControlVariates())),
+    "shrofbo": ("E1", rk.ShroFBO(lr=LR, local_steps=2)),
+    "fedbio": ("E1", rk.FedBiO(lr=LR, local_steps=2)),
+    "fedmsa": ("E1", rk.FedMSA(lr=LR, local_steps=2)),
+    "fednest": ("E1", rk.FedNest(lr=LR, lower_steps=2)),
+    "commfedbio": ("E1", rk.CommFedBiO(lr=LR, adjoint_rounds=2)),
 }
 CHANNELS = {
     "topk+quantise": "topk:0.5+stochastic:4",
@@ -211,7 +217,14 @@ CHANNELS = {
 
 
 # Some of the table always, the others in the long run.
-ALWAYS = {("simfbo", "ef21"), ("fedbioacc", "ef21"), ("scaffold", "error feedback"), ("fedavg", "diana")}
+ALWAYS = {
+    ("simfbo", "ef21"),
+    ("fedbioacc", "ef21"),
+    ("scaffold", "error feedback"),
+    ("fedavg", "diana"),
+    ("fedmsa", "ef21"),
+    ("fednest", "topk+quantise"),
+}
 PAIRS = [
     pytest.param(name, channel, marks=() if (name, channel) in ALWAYS else pytest.mark.full)
     for name in METHODS
@@ -345,6 +358,39 @@ def test_goes_on_bit_for_bit(engine, channel):
     assert whole.ledger == again.ledger
 
 
+@pytest.mark.parametrize("engine", ["local", "streamed", "eager"])
+def test_goes_on_from_a_folder_bit_for_bit(engine, tmp_path):
+    """What error feedback holds back is in the checkpoint."""
+    exact = bed("E1")
+    options = {"sampling": rk.Uniform(2), "batch_size": 2, "up": "error-feedback:topk:0.5", "precision": "float64"}
+    options |= {"engine": engine, **exact.start()}
+    given = (exact.problem, METHODS["simfbo, control variates"][1], exact.clients)
+    whole = rk.run(*given, rounds=8, **options)
+    rk.run(*given, rounds=5, checkpoints=rk.Checkpoints(tmp_path / "c", every=5), **options)
+    again = rk.resume(tmp_path / "c", *given, rounds=8, **options)
+    for a, b in zip(whole.state.leaves, again.state.leaves, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert whole.ledger == again.ledger
+
+
+def test_a_stage_of_other_code_is_another_run(tmp_path):
+    """Of one's own stages the code is compared, as that of losses."""
+    exact, plan = bed("E1"), rk.Checkpoints(tmp_path / "c", every=2)
+    options = {"precision": "float64", **exact.start()}
+    given = (exact.problem, rk.SimFBO(lr=LR), exact.clients)
+
+    def halving(factor):
+        class Halved(Unsure):
+            def unpack(self, arrays, shape):
+                return arrays["same"] * factor
+
+        return Halved()
+
+    rk.run(*given, rounds=4, up=halving(0.5), checkpoints=plan, **options)
+    with pytest.raises(rk.InputError, match="another functions of the channels"):
+        rk.resume(tmp_path / "c", *given, rounds=6, up=halving(0.25), **options)
+
+
 def test_other_channels_are_another_run(tmp_path):
     exact, method = bed("E1"), rk.SimFBO(lr=LR)
     start = exact.start()
@@ -429,7 +475,10 @@ def test_a_sweep_over_channels():
         rk.TopK(np.float64(0.1)),
         rk.EF21(rk.TopK(0.1), rk.Quantise(4)),
         rk.Diana(rk.RandK(0.5)),
+        rk.Diana(rk.RandK(0.5), alpha=0.25),
         rk.EF21(rk.RandK(0.1, scaled=False)),
+        rk.EF21(rk.RandK(0.7)),
+        rk.RandK(0.1, scaled=False),
     ],
     ids=str,
 )
@@ -452,6 +501,10 @@ def test_a_text_by_sequence():
         (lambda: rk.CountSketch(rows=2), "CountSketch: 2 rows"),
         (lambda: rk.Diana(rk.TopK(0.1)), "Diana: topk:0.1 was given, which is biased"),
         (lambda: rk.Diana(rk.RandK(0.1), alpha="a"), "Diana: alpha 'a' was given"),
+        (lambda: ch.make_channel("up", "diana@much:randk:0.5", ("x",)), "up: 'diana@much:randk:0.5' was given"),
+        (lambda: ch.make_channel("up", "ef21@0.5:topk", ("x",)), "up: 'ef21@0.5:topk' was given; allowed are"),
+        (lambda: ch.make_channel("up", "randk:0.5:odd", ("x",)), "up: 'randk:0.5:odd' was given; allowed are"),
+        (lambda: rk.Per(rk.Sign(), default=rk.Sign()), "Per: default is given twice"),
         (lambda: ch.make_channel("up", "x=", ("x",)), "up: 'x=' has x without a channel or a name"),
         (lambda: rk.Diana(Unsure()), "Diana: Unsure() was given, which does not say its variance; give alpha=, too"),
         (lambda: ch.make_channel("up", "x=sign;x=topk", ("x",)), "up: 'x=sign;x=topk' has x twice"),

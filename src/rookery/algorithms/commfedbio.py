@@ -90,6 +90,10 @@ class CommFedBiO:
         return Per(v=ErrorFeedback(TopK(fraction)))
 
     @property
+    def uses(self) -> tuple[str, ...] | None:
+        return ("x", "y") if self.form == "sketched" else None
+
+    @property
     def biased(self) -> bool:
         return self.form == "sketched"
 

@@ -49,7 +49,10 @@ class Per:
     channels: tuple[tuple[str, tuple[Any, ...]], ...]
 
     def __init__(self, default: Any = (), /, **channels: Any):
-        default = channels.pop("default", default)
+        if "default" in channels:
+            if default != ():
+                raise InputError(f"Per: default is given twice, as {default!s} and as {channels['default']!s}")
+            default = channels.pop("default")
         object.__setattr__(self, "default", _chain("Per", default))
         made = tuple((name, _chain(f"Per: {name}", given)) for name, given in sorted(channels.items()))
         object.__setattr__(self, "channels", made)
@@ -235,7 +238,7 @@ def map_vectors(function: Callable[[Vector], Vector], message: Any) -> Any:
 
 _STAGES: dict[str, Callable[..., Stage]] = {
     "topk": lambda fraction="0.01": TopK(float(fraction)),
-    "randk": lambda fraction="0.01": RandK(float(fraction)),
+    "randk": lambda fraction="0.01", how="scaled": RandK(float(fraction), {"scaled": True, "plain": False}[how]),
     "quantise": lambda bits="8", block=None: Quantise(int(bits), block=None if block is None else int(block)),
     "stochastic": lambda bits="8", block=None: Quantise(int(bits), True, None if block is None else int(block)),
     "sign": lambda: Sign(),
@@ -243,9 +246,9 @@ _STAGES: dict[str, Callable[..., Stage]] = {
     "sketch": lambda fraction="0.1", rows="1": CountSketch(float(fraction), int(rows)),
 }
 CHANNELS = (
-    "topk:FRACTION, randk:FRACTION, quantise:BITS[:BLOCK], stochastic:BITS[:BLOCK], sign, lowrank:RANK[:PASSES], "
-    "sketch:FRACTION[:ROWS], one after another with +; around them error-feedback:, ef21: or diana:; by sequence "
-    "x=...;y=..."
+    "topk:FRACTION, randk:FRACTION[:plain|:scaled], quantise:BITS[:BLOCK], stochastic:BITS[:BLOCK], sign, "
+    "lowrank:RANK[:PASSES], sketch:FRACTION[:ROWS], one after another with +; around them error-feedback:, ef21:, "
+    "diana: or diana@ALPHA:; by sequence x=...;y=..."
 )
 
 
@@ -264,27 +267,31 @@ def parse_channel(argument: str, text: str) -> Any:
             named[name] = parse_channel(argument, own)
         return Per(named.pop("default", ()), **named)
     word, _, rest = text.strip().partition(":")
-    if word in FEEDBACKS:
-        stages = _parse_stages(argument, rest, text)
-        if word != "diana":  # which alone wants them unbiased
-            stages = tuple(RandK(each.fraction, scaled=False) if isinstance(each, RandK) else each for each in stages)
+    word, at, alpha = word.partition("@")
+    if word in FEEDBACKS and (not at or word == "diana"):
+        stages = _parse_stages(argument, rest, text, "scaled" if word == "diana" else "plain")  # what each can use
         try:
-            return (FEEDBACKS[word](*stages),)
+            return (FEEDBACKS[word](*stages, **({"alpha": float(alpha)} if at else {})),)
         except InputError as error:
             raise InputError(f"{argument}: {error}") from None
-    return _parse_stages(argument, text, text)
+        except ValueError:
+            raise InputError(f"{argument}: {text!r} was given; allowed are {CHANNELS}") from None
+    return _parse_stages(argument, text, text, "scaled")
 
 
-def _parse_stages(argument: str, text: str, whole: str) -> tuple[Stage, ...]:
+def _parse_stages(argument: str, text: str, whole: str, drawn: str) -> tuple[Stage, ...]:
+    """Stages one after another; `drawn` is what `randk` means that does not say it."""
     stages = []
     for part in text.split("+"):
         word, *given = part.strip().split(":")
+        if word == "randk" and len(given) == 1:
+            given = [*given, drawn]
         if word not in _STAGES:
             raise InputError(f"{argument}: {whole!r} was given; allowed are {CHANNELS}")
         try:
             stages.append(_STAGES[word](*given))
         except InputError as error:
             raise InputError(f"{argument}: {error}") from None
-        except (ValueError, TypeError, OverflowError):
+        except (KeyError, ValueError, TypeError, OverflowError):
             raise InputError(f"{argument}: {part!r} was given; allowed are {CHANNELS}") from None
     return tuple(stages)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.errors import InputError
-from rookery.federation.stages import RandK, Stage, check_stages, spelled, variances
+from rookery.federation.stages import RandK, Stage, check_stages, variances
 
 
 class Feedback(ABC):
@@ -45,10 +45,7 @@ class Feedback(ABC):
         """What is kept next."""
 
     def __str__(self) -> str:
-        if getattr(self, "alpha", None) is not None:  # which no text says
-            return repr(self)
-        scaled = isinstance(self, Diana)  # as a text is read
-        return f"{WORD_OF[type(self)]}:{'+'.join(spelled(stage, scaled) for stage in self.stages)}"
+        return f"{WORD_OF[type(self)]}:{'+'.join(map(str, self.stages))}"
 
 
 def _check_contracts(feedback: Feedback) -> None:
@@ -134,6 +131,10 @@ class Diana(Feedback):
                 raise InputError(f"Diana: {stage} was given, which does not say its variance; give alpha=, too")
         if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < alpha <= 1):
             raise InputError(f"Diana: alpha {alpha!r} was given; a number above 0 and up to 1, or None, is needed")
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if self.alpha is None else text.replace("diana", f"diana@{float(self.alpha)!r}", 1)
 
     def offered(self, value: jax.Array, kept: jax.Array) -> jax.Array:
         return value - kept

@@ -53,7 +53,8 @@ class Stage(ABC):
         raise NotImplementedError
 
     def __str__(self) -> str:
-        return spelled(self)
+        """As a shell gives it, where it can."""
+        return repr(self)
 
 
 def _check_switch(name: str, argument: str, given: Any) -> None:
@@ -88,6 +89,9 @@ class TopK(Stage):
 
     def __post_init__(self):
         _check_fraction("TopK", self.fraction)
+
+    def __str__(self) -> str:
+        return f"topk:{float(self.fraction)!r}"
 
     def pack(self, array: jax.Array, key: jax.Array) -> Arrays:
         flat = array.reshape(-1)
@@ -130,6 +134,9 @@ class RandK(Stage):
     def _drawn(self, key: jax.Array, size: int) -> jax.Array:
         tickets = jax.random.bits(key, (size,), jnp.uint32)
         return jnp.argsort(tickets)[: _kept(self.fraction, size)]
+
+    def __str__(self) -> str:
+        return f"randk:{float(self.fraction)!r}:{'scaled' if self.scaled else 'plain'}"
 
     def pack(self, array: jax.Array, key: jax.Array) -> Arrays:
         flat = array.reshape(-1)
@@ -198,6 +205,10 @@ class Quantise(Stage):
         each = min(self.block or size, size)
         return -(-size // each), each
 
+    def __str__(self) -> str:
+        block = "" if self.block is None else f":{self.block}"
+        return f"{'stochastic' if self.stochastic else 'quantise'}:{self.bits}{block}"
+
     def pack(self, array: jax.Array, key: jax.Array) -> Arrays:
         flat = array.reshape(-1)
         count, each = self._blocks(flat.size)
@@ -236,6 +247,9 @@ class Quantise(Stage):
 class Sign(Stage):
     """The signs, one bit of each entry, and the mean size of an array. Biased."""
 
+    def __str__(self) -> str:
+        return "sign"
+
     def pack(self, array: jax.Array, key: jax.Array) -> Arrays:
         flat = array.reshape(-1)
         return {"bits": jnp.packbits((flat >= 0).astype(jnp.uint8)), "scale": jnp.mean(jnp.abs(flat))[None]}
@@ -269,6 +283,9 @@ class LowRank(Stage):
 
     def packs(self, shape: Shape) -> bool:
         return len(shape) > 1 and self.rank * (shape[0] + math.prod(shape[1:])) < math.prod(shape)
+
+    def __str__(self) -> str:
+        return f"lowrank:{self.rank}:{self.passes}"
 
     def pack(self, array: jax.Array, key: jax.Array) -> Arrays:
         matrix = array.reshape(array.shape[0], -1)
@@ -325,6 +342,9 @@ class CountSketch(Stage):
     def _hashed(self, key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
         """Of every row and entry the cell, and whether it is turned around."""
         return hashed(key, (self.rows, size), self._columns(size))
+
+    def __str__(self) -> str:
+        return f"sketch:{float(self.fraction)!r}:{self.rows}"
 
     def pack(self, array: jax.Array, key: jax.Array) -> Arrays:
         flat = array.reshape(-1)
@@ -418,20 +438,3 @@ def variances(stages: tuple[Stage, ...], shape: Shape, dtype: Any) -> list[float
     arrays = jax.eval_shape(first.pack, jax.ShapeDtypeStruct(shape, dtype), jax.random.key(0))
     inner = [variances(tuple(others), leaf.shape, leaf.dtype) for leaf in arrays.values() if packable(leaf)]
     return [first.variance(shape), *max(inner, key=lambda each: math.prod(1 + omega for omega in each), default=[])]
-
-
-def spelled(stage: Stage, scaled: bool = True) -> str:
-    """A stage as a shell gives it, as far as it can; `scaled` is what RandK is there."""
-    given: Any = stage
-    if isinstance(stage, Quantise):
-        block = "" if stage.block is None else f":{stage.block}"
-        return f"{'stochastic' if stage.stochastic else 'quantise'}:{stage.bits}{block}"
-    if isinstance(stage, LowRank):
-        return f"lowrank:{stage.rank}:{stage.passes}"
-    if isinstance(stage, CountSketch):
-        return f"sketch:{float(stage.fraction)!r}:{stage.rows}"
-    if isinstance(stage, TopK | RandK):
-        if isinstance(stage, RandK) and stage.scaled != scaled:
-            return repr(stage)  # which no text says
-        return f"{type(stage).__name__.lower()}:{float(given.fraction)!r}"
-    return "sign" if isinstance(stage, Sign) else repr(stage)

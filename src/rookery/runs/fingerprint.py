@@ -21,7 +21,14 @@ from rookery.engines.base import PreparedRun
 from rookery.vectors import Tree
 
 UNCOMPARED = "?"  # how a digest begins that could not take in everything
-CODE = ("losses", "functions of the method", "functions of the sampling", "augmentation", "clients' metrics")  # by code
+CODE = (  # by code
+    "losses",
+    "functions of the method",
+    "functions of the sampling",
+    "functions of the channels",
+    "augmentation",
+    "clients' metrics",
+)
 
 
 def fingerprint(prepared: PreparedRun, metrics: Sequence[str] = ()) -> dict[str, str]:
@@ -37,6 +44,7 @@ def fingerprint(prepared: PreparedRun, metrics: Sequence[str] = ()) -> dict[str,
         "functions of the sampling": code_digest(inputs.sampling),
         "batch size": _digest(repr(config.batch)),
         "channels": _digest(describe((config.up, config.down), code=False)),
+        "functions of the channels": code_digest((config.up, config.down)),
         "data": _digest(
             repr({name: sorted(_shapes(level.rows)) for name, level in inputs.levels.items()}),
             (dict(inputs.levels) if prepared.source is None else _told(prepared), inputs.weights),
