@@ -33,11 +33,10 @@ def results(seconds: float, startup: float = 9.0) -> Results:
 
 
 def test_goals_that_are_missed_are_named():
-    assert missed(results(seconds=2.0)) == []
-    (line,) = missed(results(seconds=0.5))
-    assert "Flower at 5.00 of ours, at least 10 wanted" in line
-    (line,) = missed(results(seconds=2.0, startup=1.5))
-    assert "start-up: Flower at 0.50 of ours" in line
+    assert missed(results(seconds=2.0)) == {}
+    (line,) = missed(results(seconds=0.5))["seconds"]
+    assert line == "Flower at 5.00 (FedAvg, 100) of ours; at least 10 wanted"
+    assert missed(results(seconds=2.0, startup=1.5)) == {"startup": ["Flower at 0.50 (FedAvg, 100) of ours"]}
 
 
 def test_the_page_says_what_was_found():

@@ -45,7 +45,14 @@ CONTENDERS = (
     Contender("by hand in JAX", "with_jax", needs="jax", framework=False),
     Contender("bare PyTorch loop", "with_torch", needs="torch", framework=False),
     Contender("FedJAX", "with_fedjax", needs="fedjax", packages=("fedjax",)),
-    Contender("pfl-research", "with_pfl", needs="pfl", packages=("pfl", TORCH)),
+    Contender(
+        "pfl-research",
+        "with_pfl",
+        needs="pfl",
+        packages=("pfl", TORCH),
+        note="it takes x_i - x where the paper has x - x_i in a client's new control variate; a loop with that sign "
+        "turned gives its numbers",
+    ),
     Contender("FedLab", "with_fedlab", needs="fedlab", packages=("fedlab", TORCH)),
     Contender("fluke", "with_fluke", needs="fluke-fl", packages=("fluke-fl", TORCH)),
     Contender("Flower", "with_flower", needs="flwr", packages=("flwr[simulation]", TORCH), task_per_client=True),

@@ -48,6 +48,11 @@ def row(tree: Tree, index: Any) -> Tree:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
+def zeros(shapes: Tree) -> Tree:
+    """Zeros like the leaves of a tree, of which the shapes and types are enough."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
 class _Space:
     """The operations that every pytree of floats has, given how to apply a function leaf by leaf."""
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.data.federated import BOTH, Augment, Level
-from rookery.vectors import Tree
+from rookery.vectors import Tree, zeros
 
 # A full batch is walked in chunks of at most this many examples, so that one huge client does not make every
 # client pay for its padding.
@@ -59,9 +59,9 @@ class Batch(NamedTuple):
 
         if chunk == self.capacity:
             return part(0)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, jnp.int32(0)))
+        nothing = zeros(jax.eval_shape(part, jnp.int32(0)))
         chunks = (self.size + chunk - 1) // chunk
-        return jax.lax.fori_loop(0, chunks, lambda k, total: jax.tree.map(jnp.add, total, part(k)), zeros)
+        return jax.lax.fori_loop(0, chunks, lambda k, total: jax.tree.map(jnp.add, total, part(k)), nothing)
 
     def mean(self, function: Callable[[Tree], Tree]) -> Tree:
         """The mean over the batch of a function of one example, evaluated example by example."""

@@ -108,7 +108,13 @@ class Advance:
 
 
 class Session(Protocol):
-    """A run in progress on some engine."""
+    """A run in progress on some engine.
+
+    What follows is needed. A session may have more, which is used where it is there: `in_memory`, the carry without
+    the records that are in a file, and `store`, that file; `values`, the sequences, where that is less than the whole
+    carry; with clients elsewhere `versions` of their records, `unmeasured`, who did not answer, and two things that it
+    is told: `back`, the round that a run may have to go back to, and `goes_on`, whether another follows.
+    """
 
     @property
     def carry(self) -> Carry:
@@ -135,7 +141,11 @@ class Session(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Opens a session for a run that is ready. The trajectory is the same on every engine."""
+    """Opens a session for a run that is ready. The trajectory is the same on every engine.
+
+    An engine may say more: `streams`, that it takes clients whose examples are not in memory; `elsewhere`, that records
+    are with the clients; `folder`, where records are put that are in a file.
+    """
 
     def open(self, prepared: PreparedRun, ledger: Ledger) -> Session: ...
 

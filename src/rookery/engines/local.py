@@ -28,7 +28,7 @@ from rookery.federation.method import next_state
 from rookery.federation.sampling import Members
 from rookery.federation.scaled import summands
 from rookery.federation.steps import check_count
-from rookery.vectors import Vector, row
+from rookery.vectors import Vector, row, zeros
 
 MOST, CACHED = 16, 2**20  # clients side by side on a CPU, and bytes of their replies, which are held until added up
 RARELY = 50  # times as long as a copy of the carry takes, at least, until it is copied again
@@ -117,7 +117,7 @@ class Program:
             carry, cost, finite = one(inputs, carry)
             return carry, total + cost, done + 1, finite
 
-        first = (carry, _zeros(cost), jnp.zeros((), jnp.int32), jnp.ones((), bool))
+        first = (carry, zeros(cost), jnp.zeros((), jnp.int32), jnp.ones((), bool))
         return jax.lax.while_loop(lambda loop: (loop[2] < rounds) & loop[3], body, first)
 
 
@@ -228,7 +228,7 @@ class LocalSession:
     def start(self) -> None:
         carry, cost = self._start(self.standing)
         self._first = None
-        self._at = _Standing(copied(carry), self._costing(cost))
+        self._at = _Standing(copied(carry), self.ledger.plus(cost))
 
     def advance(self, rounds: int) -> Advance:
         self._hold()
@@ -245,13 +245,8 @@ class LocalSession:
         carry, cost, done, finite = self._advance(carry, rounds)
         if not bool(finite):
             return int(done), non_finite(self._whole(carry)) or ("state",)
-        self._at = at._replace(carry=carry, ledger=self._costing(cost), since=at.since + int(done))
+        self._at = at._replace(carry=carry, ledger=self.ledger.plus(cost), since=at.since + int(done))
         return int(done), ()
-
-    def _costing(self, cost: Totals) -> Ledger:
-        ledger = self.ledger.copy()
-        ledger.add(cost)
-        return ledger
 
     def _is_recent(self, seconds: float) -> bool:
         return seconds < RARELY * self._copy_seconds
@@ -336,7 +331,7 @@ class CompiledCohort(Cohort):
             *state, cost = iteration(jnp.asarray(t, jnp.int32), *state)
             return (*state, total + cost)
 
-        last = jax.lax.fori_loop(0, times, loop, (*first, _zeros(cost)))
+        last = jax.lax.fori_loop(0, times, loop, (*first, zeros(cost)))
         carry, trace.exchanges, trace.records, trace.finite, total = last
         trace.tally = outside
         trace.tally.add(total)
@@ -413,9 +408,9 @@ class CompiledCohort(Cohort):
             lambda: jax.tree.map(lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype) * factors[0], terms)
         )
         sums = _Sums(
-            total=_zeros(share),
+            total=zeros(share),
             oracles=counts.zeros(len(ORACLES)),
-            changed=(_zeros(records), trace.finite) if traits.changes else None,
+            changed=(zeros(records), trace.finite) if traits.changes else None,
         )
         at_once = trace.program.places(mine.index.shape[0], traits.loops, terms)
         sums = _over_slots(one, slots, factors, mine, at_once, sums, full, ordered)
@@ -571,10 +566,6 @@ def _changed(sums: _Sums, place: Any, record: Record, masked: Callable) -> tuple
     records, finite = sums.changed
     write = lambda old, new: old.at[place].set(new, mode="drop")
     return jax.tree.map(write, records, record), finite & _all_finite(jax.tree.map(masked, record))
-
-
-def _zeros(shapes: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
 def _all_finite(tree: Any) -> jax.Array:

@@ -38,7 +38,7 @@ from rookery.federation.method import next_state
 from rookery.federation.sampling import Members
 from rookery.federation.scaled import summands
 from rookery.federation.wire import Wire
-from rookery.vectors import Vector, row
+from rookery.vectors import Vector, row, zeros
 
 POLICIES = ("wait", "drop", "abort")
 PAUSE, LONGEST = 0.05, 10.0  # seconds before who did not answer is asked again, where there is no deadline
@@ -530,9 +530,9 @@ class MessageCohort(Cohort):
             share = _share(value, shares[answered.everybody[client]])
             total = share if total is None else jax.tree.map(np.add, total, share)
         if total is None:  # nobody is there
-            value, _ = _received(session.config, phase, _zeros(reply), next(iter(session.shifts.values()), ()))
+            value, _ = _received(session.config, phase, zeros(reply), next(iter(session.shifts.values()), ()))
             terms = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf * factors[0], summands(value)))
-            total = _zeros(terms)
+            total = zeros(terms)
         total = jax.tree.map(jnp.asarray, total)
         session.ledger.add_exchange(phase, answered.sent, reply, len(answers))
         return total
@@ -666,10 +666,6 @@ def _scaled(factors: jax.Array, slots: Mapping[int, int], answered: set[int]) ->
     every = sum(float(factors[slot]) for slot in slots.values())
     left = sum(float(factors[slot]) for client, slot in slots.items() if client in answered)
     return factors * (every / left) if left > 0 else factors
-
-
-def _zeros(shapes: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
 def _check_said(header: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ from rookery.errors import InputError
 from rookery.federation.client import Record
 from rookery.federation.evaluation import ClientMetrics
 from rookery.federation.keys import before_first_round_key, round_key
-from rookery.federation.ledger import Ledger, Totals
+from rookery.federation.ledger import Ledger
 from rookery.federation.steps import check_count
 from rookery.vectors import Tree, Values
 
@@ -287,7 +287,7 @@ class StreamedSession:
         data = self._reader.window([everybody], at.round - 1)  # of its own, of one round before the first
         carry, cost = start(self.program, self._with(data), Carry(at.carry.state, self._records(data)))
         self._put_back(data, data.cohorts, carry.records)
-        self._at = at._replace(carry=Carry(carry.state, self._records(at.data)), ledger=_costing(at.ledger, cost))
+        self._at = at._replace(carry=Carry(carry.state, self._records(at.data)), ledger=at.ledger.plus(cost))
 
     def advance(self, rounds: int) -> Advance:
         done = 0
@@ -309,17 +309,11 @@ class StreamedSession:
             rounds = int(ran) - 1
             carry, cost, ran, _ = advance(self.program, at.inputs, copied(at.carry), jnp.int32(rounds))
         jax.block_until_ready(carry)
-        self._at = at._replace(carry=carry, ledger=_costing(at.ledger, cost), round=at.round + rounds)
+        self._at = at._replace(carry=carry, ledger=at.ledger.plus(cost), round=at.round + rounds)
         return rounds, broken
 
     def measure(self, function: ClientMetrics, test: Level) -> dict[str, np.ndarray]:
         raise InputError("client_metrics: they were given, and clients are streamed; give metrics= instead")
-
-
-def _costing(ledger: Ledger, cost: Totals) -> Ledger:
-    total = ledger.copy()
-    total.add(cost)
-    return total
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -151,6 +151,12 @@ class Ledger:
         _add(self.replies_of, phase, population)
         _add(self.parcels, parcel_of(phase, "up", reply), messages)
 
+    def plus(self, totals: Totals) -> Ledger:
+        """A ledger of its own with what a program has counted as well."""
+        total = self.copy()
+        total.add(totals)
+        return total
+
     def copy(self) -> Ledger:
         return Ledger(dict(self.exchanges_of), dict(self.replies_of), dict(self.parcels), dict(self.oracles))
 

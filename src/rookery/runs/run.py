@@ -43,6 +43,20 @@ EVALUATIONS = 50  # about this many rows of history, when `every` is not given
 PATIENCE = 1.0  # seconds that a call into the program should take at most, so that an interrupt is heard
 
 
+class Pace:
+    """How many rounds a call into the program has: more, as long as it takes much less than PATIENCE."""
+
+    def __init__(self) -> None:
+        self.rounds = 1
+
+    def took(self, rounds: int, seconds: float) -> None:
+        """Notes how long a call of some rounds took."""
+        if seconds < PATIENCE / 2 and rounds == self.rounds:
+            self.rounds *= 2
+        elif seconds > PATIENCE:
+            self.rounds = max(1, self.rounds // 2)
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C in the middle of a run; `result` holds what was done."""
 
@@ -239,7 +253,7 @@ class _Loop:
         self.first = first  # the round it began with, before it was ever stopped
         self.round = self.end = int(prepared.carry.state.round)  # where it stands, and where it is to end
         self.saver = saver
-        self.rounds_per_call = 1  # rounds per call into the program, grown until a call takes about PATIENCE
+        self.pace = Pace()
 
     def run(self, rounds: int, every: int, ended: str | None = None) -> Result:
         """Goes on to a number of rounds in all; `ended` is how it has ended already, if it has."""
@@ -265,7 +279,7 @@ class _Loop:
             while self.round < end and not there and divergence is None:
                 evaluation = min(self.round + every - (self.round - self.first) % every, end)
                 pause = evaluation if self.saver is None else int(min(evaluation, self.saver.next(self.round)))
-                divergence = self.advance(agreed(min(pause - self.round, self.rounds_per_call)))
+                divergence = self.advance(agreed(min(pause - self.round, self.pace.rounds)))
                 if self.round == evaluation or (divergence is not None and self.history["round"][-1] != self.round):
                     there = self.record()
                 if divergence is None and agreed(self.saver is not None and self.saver.due(self.round)):
@@ -306,10 +320,7 @@ class _Loop:
         self.seconds += took
         self.round += done.rounds
         heed_together()
-        if took < PATIENCE / 2 and rounds == self.rounds_per_call:
-            self.rounds_per_call *= 2
-        elif took > PATIENCE:
-            self.rounds_per_call = max(1, self.rounds_per_call // 2)
+        self.pace.took(rounds, took)
         return Divergence(self.round + 1, done.broken) if done.broken else None
 
     def take_up(self, every: int, end: int) -> bool:

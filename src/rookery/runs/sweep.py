@@ -35,7 +35,7 @@ from rookery.runs.own_metrics import OwnMetrics
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result
 from rookery.runs.run import (
-    PATIENCE,
+    Pace,
     check_arguments,
     check_metrics,
     heed_together,
@@ -294,7 +294,7 @@ class _Lanes:
         self.divergence: list[Divergence | None] = [None] * len(prepared)
         self.rounds = np.zeros(len(prepared), np.int32)
         self.seconds = 0.0
-        self.rounds_per_call = 1  # rounds per call into the program, grown until a call takes about PATIENCE
+        self.pace = Pace()
 
     def run(self, rounds: int, every: int) -> list[Result]:
         begun = time.perf_counter()
@@ -315,16 +315,12 @@ class _Lanes:
     def advance_in_parts(self, rounds: int) -> None:
         """Some rounds, in calls short enough to be interrupted."""
         while rounds > 0:
-            ask, before = min(rounds, self.rounds_per_call), self.seconds
+            ask, before = min(rounds, self.pace.rounds), self.seconds
             ask = agreed(ask) if self.place.several else ask
             self.advance(ask)
             (heed_together if self.place.several else heed)()
             rounds -= ask
-            took = self.seconds - before
-            if took < PATIENCE / 2 and ask == self.rounds_per_call:
-                self.rounds_per_call *= 2
-            elif took > PATIENCE:
-                self.rounds_per_call = max(1, self.rounds_per_call // 2)
+            self.pace.took(ask, self.seconds - before)
 
     @property
     def awake(self) -> np.ndarray:
