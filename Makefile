@@ -6,12 +6,13 @@ STAMP := $(VENV)/.installed
 # Of PyTorch the CPU build, for the adapter's tests: the default one brings gigabytes for GPUs.
 TORCH ?= torch==2.13.0+cpu
 
-# Compiled programs are kept between test runs: compiling is most of their time.
-export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
-export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
-export JAX_PLATFORMS ?= cpu
-
 .PHONY: setup demo test test-full bench lint docs dist clean
+
+# Compiled programs are kept between test runs: compiling is most of their time. Benchmarks compile anew, and take the
+# accelerator where there is one.
+demo test test-full: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
+demo test test-full: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
+demo test test-full: export JAX_PLATFORMS ?= cpu
 
 setup: $(STAMP)
 
@@ -36,6 +37,8 @@ test-full: setup
 # The last one has environments of its own, which `python -m benchmarks.peers --setup` makes; without them it is ours alone.
 bench: setup
 	$(BIN)/python -m benchmarks.bench
+	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.convolution
 	$(BIN)/python -m benchmarks.population
 	$(BIN)/python -m benchmarks.mesh
 	$(BIN)/python -m benchmarks.peers

@@ -137,8 +137,9 @@ class _Reader:
         taken = np.cumsum([len(own) for own in cohorts]) * self._record
         for name, total in examples.items():
             if total[0] > COUNTED:
+                when = f"of round {first}" if first >= 0 else "before the first round"
                 raise InputError(
-                    f"sampling: the cohort of round {first} has {total[0]} examples, of which a device counts "
+                    f"sampling: the cohort {when} has {total[0]} examples, of which a device counts "
                     f"{COUNTED} at most; draw fewer clients"
                 )
             taken = taken + total * _bytes_of_an_example(self._levels[name])

@@ -306,8 +306,10 @@ def _missed(study: Study, table: Table, claims: list[Claim], missing: list[str],
         compared = any(not math.isnan(row["paper"]) for row in table.rows)
         good = ["every number is within the tolerance of the paper's"] if compared else []
         good += ["every claim holds"] if claims else []
-        whole = f"Nothing: {', and '.join(good)}." if good else "Nothing was claimed."
-        return [f"{whole}{' That is of what was run.' if missing else ''}"]
+        unjudged = study.claims is not Study.claims and not claims  # they need cells that are not there
+        none = "No claim was judged, since some of what it compares was not run." if unjudged else "Nothing was claimed."
+        whole = f"Nothing: {', and '.join(good)}." if good else none
+        return [f"{whole}{' That is of what was run.' if missing and not unjudged else ''}"]
     by_cause: dict[str, list[str]] = {}
     for name in names:
         by_cause.setdefault(cause_of(study, name), []).append(name)

@@ -192,7 +192,8 @@ def mean_and_spread(values: np.ndarray) -> tuple[float, float, int]:
     finite = values[np.isfinite(values)]
     if not finite.size:
         return math.nan if np.isnan(values).all() else math.inf, math.nan, 0
-    return float(finite.mean()), float(finite.std()), int(finite.size)
+    spread = float(finite.std()) if np.ptp(finite) else 0.0  # equal numbers' mean may differ from them by a rounding
+    return float(finite.mean()), spread, int(finite.size)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,8 @@ def sweep(
         fastest. Options that change the program (batch sizes, a field that is structure) split it into several.
       engine: "local" or an `rk.Local(...)`; "mesh" or an `rk.Mesh(...)`: runs are spread over its devices, each of
         them whole on one device; None: "local".
-      memory: bytes that the states of runs side by side may take on a device; a larger grid is run in parts.
+      memory: bytes that the states of runs side by side may take on a device, of which a call holds two at a time; a
+        larger grid is run in parts.
       own_metrics: in the place of `metrics`, a function of the seed that gives them, alike but for their arrays.
       client_metrics: as `rk.run` takes them; the history has their summary, and there is no table of clients.
 
