@@ -146,6 +146,7 @@ def render(
         f"commit {', '.join(sorted(commits))},",
         f"with {seeds} seeds (0 to {seeds - 1}; each draws its own {drawn} and minibatches)"
         + (f"; {', '.join(rest)}." if rest else "."),
+        *_cohorts(done),
         "",
     ]
     if quick:
@@ -307,7 +308,9 @@ def _missed(study: Study, table: Table, claims: list[Claim], missing: list[str],
         good = ["every number is within the tolerance of the paper's"] if compared else []
         good += ["every claim holds"] if claims else []
         unjudged = study.claims is not Study.claims and not claims  # they need cells that are not there
-        none = "No claim was judged, since some of what it compares was not run." if unjudged else "Nothing was claimed."
+        none = (
+            "No claim was judged, since some of what it compares was not run." if unjudged else "Nothing was claimed."
+        )
         whole = f"Nothing: {', and '.join(good)}." if good else none
         return [f"{whole}{' That is of what was run.' if missing and not unjudged else ''}"]
     by_cause: dict[str, list[str]] = {}
@@ -327,6 +330,29 @@ def _older(done: Mapping[str, Done]) -> list[str]:
         if since:
             found.setdefault(", ".join(module.removeprefix("rookery.") for module in since), []).append(name)
     return [f"- {'; '.join(names)}: made before a change of {what}." for what, names in found.items()]
+
+
+# Commits of published cells whose cohorts `rk.Uniform` drew by sorting the population, and not by Floyd's method.
+SORTED = frozenset(
+    (
+        "067641b", "2bc77a2", "2df2c35", "63af3e7", "70cc923", "8329c2e",
+        "ab2a15a", "cfadd06", "d7d4326", "e2ee207", "f21f1a2",
+    )
+)  # fmt: skip
+
+
+def _cohorts(done: Mapping[str, Done]) -> list[str]:
+    """Which sampler drew the cohorts, where another would now."""
+    drawn = [each for each in done.values() if each.cell.experiment.options.cohort != 0]
+    before = [each for each in drawn if each.commit.split("+")[0] in SORTED]
+    if not before:
+        return []
+    of = (
+        "Cohorts"
+        if len(before) == len(drawn)
+        else f"Cohorts of cells at {', '.join(sorted({b.commit for b in before}))}"
+    )
+    return [f"{of} were drawn by the sampler before Floyd's method: with the same seeds, clients are others now."]
 
 
 def _seconds(done: Mapping[str, Done]) -> str:
