@@ -269,6 +269,29 @@ def test_a_run_that_diverged_has_no_end_and_is_counted(tmp_path):
     assert "Runs were evaluated every" in page
 
 
+def test_a_page_says_which_sampler_drew_its_cohorts(tmp_path):
+    percent = Measure("it", Last("accuracy"), percent=True)
+    study = dataclasses.replace(STUDIES["fedvra-u"], measures=(percent,), cells=lambda quick: [])
+    of = lambda **commits: {
+        name: dataclasses.replace(done_with(name, 0.5), commit=commit) for name, commit in commits.items()
+    }
+    page = lambda done: write_page(study, done, tmp_path, "a command", quick=True).read_text()
+    assert "by the sampler before" not in page(of(a="abc"))
+    assert "\nCohorts were drawn by the sampler before Floyd's" in page(of(a="cfadd06+changes"))
+    assert "\nCohorts of cells at cfadd06 were drawn by the sampler before" in page(of(a="abc", b="cfadd06"))
+
+
+def test_claims_that_need_cells_that_are_not_there_are_not_judged(tmp_path):
+    percent = Measure("it", Last("accuracy"), percent=True)
+    study = dataclasses.replace(STUDIES["fedvra-u"], measures=(percent,), claims_of_parts=False)
+    done = {"a, here": done_with("a", 0.5)}
+    assert "No claim was judged" in write_page(study, done, tmp_path, "a command", quick=False).read_text()
+
+
+def test_equal_numbers_have_no_spread():
+    assert mean_and_spread(np.full(3, 6.4417599999999995))[1] == 0
+
+
 def test_a_curve_goes_on_with_the_runs_that_do(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr("rookery.reproduce.page.plot_panels", lambda panels, *rest, **options: drawn.update(panels))

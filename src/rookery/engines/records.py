@@ -24,6 +24,7 @@ from rookery.federation.client import Record
 
 TOUCHED = 2**28  # bytes of the file that are looked at before the process lets go of their pages
 COPIED = 2**26  # bytes of records that are copied in one go, about
+LARGE = 2**14  # bytes of a record from which on a call reads it sooner than the system brings its pages
 
 
 class RecordStore:
@@ -91,11 +92,19 @@ class RecordStore:
         if not self.leaves:
             return np.zeros(len(clients), self._row)
         rows, known = np.empty(len(clients), self._row), self.written[clients]
-        self._as_bytes(rows)[known] = self._rows[clients[known]]
+        content = self._as_bytes(rows)
+        if self.row_bytes < LARGE or _read_at is None:
+            content[known] = self._rows[clients[known]]
+            self._let_go(len(clients))
+        else:
+            places = np.asarray(clients, np.int64) * self.row_bytes
+            for k in np.flatnonzero(known).tolist():
+                begin = 0
+                while begin < self.row_bytes:  # a call may give a part
+                    begin += _read_at(self._number, [content[k][begin:]], int(places[k]) + begin)
         fresh = clients[~known]
         for i, leaf in enumerate(self._first):
             rows[str(i)][~known] = leaf[fresh]
-        self._let_go(len(clients))
         return rows
 
     def _as_bytes(self, rows: np.ndarray) -> np.ndarray:
@@ -156,4 +165,5 @@ def _write_at_on_windows(number: int, content: memoryview, at: int) -> int:
     return os.write(number, content)
 
 
+_read_at = getattr(os, "preadv", None)
 _write_at = getattr(os, "pwrite", _write_at_on_windows)

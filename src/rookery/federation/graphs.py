@@ -21,7 +21,7 @@ from rookery.federation.codec import part
 from rookery.federation.fields import component, count
 from rookery.structs import Given, static, struct
 
-LARGEST = 10_000  # clients of whom all pairs are looked at
+LARGEST = 5000  # clients of whom all pairs are looked at
 SMALL = 2000  # clients whose matrix has its eigenvalues taken one and all
 TRIES = 1000  # random graphs that are drawn until one is connected
 DENSE = 4  # a client with more than one neighbour in so many of all: then a product of matrices is faster
@@ -145,7 +145,7 @@ def check_table(population: int) -> None:
     """Refuses a population that is too large for a table of who talks to whom."""
     if population > LARGEST:
         raise InputError(
-            f"mixing.graph: {population} clients were given, and a random or a complete graph has room for {LARGEST}; "
+            f"mixing.graph: {population} clients were given, and where many talk to many there is room for {LARGEST}; "
             "rk.Ring() and rk.Torus() take more"
         )
 
@@ -229,12 +229,12 @@ class Mixing:
 
     def _mixed(self, leaf: jax.Array) -> jax.Array:
         population = leaf.shape[0]
-        index, weight = _lists(self.graph, population, self.step)
         once: Callable[[jax.Array], jax.Array]
-        if index.shape[1] * DENSE > population:
+        if (1 + _degrees(self.graph, population).max()) * DENSE > population:
             whole = jnp.asarray(self.matrix(population), leaf.dtype)
             once = lambda leaf: jnp.tensordot(whole, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
         else:
+            index, weight = _lists(self.graph, population, self.step)
             shaped = lambda k: jnp.asarray(weight[:, k], leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
             once = lambda leaf: sum(
                 (shaped(k) * leaf[index[:, k]] for k in range(index.shape[1])), jnp.zeros_like(leaf)
@@ -262,10 +262,15 @@ def _edges(graph: Graph, population: int) -> np.ndarray:
     return pairs
 
 
+def _degrees(graph: Graph, population: int) -> np.ndarray:
+    """How many neighbours each client has."""
+    return np.bincount(_edges(graph, population).reshape(-1), minlength=population)
+
+
 def _weights(graph: Graph, population: int, step: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The entries of the Metropolis weights that are not 0, with a step: rows, columns and values, by row."""
     i, j = _edges(graph, population).T
-    degree = np.bincount(i, minlength=population) + np.bincount(j, minlength=population)
+    degree = _degrees(graph, population)
     weight = step / (1 + np.maximum(degree[i], degree[j]))
     rows, columns, values = np.concatenate([i, j]), np.concatenate([j, i]), np.concatenate([weight, weight])
     own = 1 - np.bincount(rows, values, minlength=population)
@@ -278,7 +283,7 @@ def _weights(graph: Graph, population: int, step: float) -> tuple[np.ndarray, np
 @lru_cache(maxsize=32)
 def _matrix(graph: Graph, population: int, step: float) -> np.ndarray:
     """The Metropolis weights of a graph, with a step, as a table."""
-    check_table(population)
+    check_table(population)  # of W, which a graph of one's own may need in whole
     rows, columns, values = _weights(graph, population, step)
     table = np.zeros((population, population))
     table[rows, columns] = values

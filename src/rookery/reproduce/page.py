@@ -307,7 +307,7 @@ def _missed(study: Study, table: Table, claims: list[Claim], missing: list[str],
         compared = any(not math.isnan(row["paper"]) for row in table.rows)
         good = ["every number is within the tolerance of the paper's"] if compared else []
         good += ["every claim holds"] if claims else []
-        unjudged = study.claims is not Study.claims and not claims  # they need cells that are not there
+        unjudged = missing and not study.claims_of_parts and study.claims is not Study.claims
         none = (
             "No claim was judged, since some of what it compares was not run." if unjudged else "Nothing was claimed."
         )
