@@ -181,8 +181,7 @@ def measure(contenders: dict[Contender, Path], task: Task, turns: int, seconds: 
     for begin in range(0, max(1, len(others)), beside):
         some = others[begin : begin + beside]
         group = {each: python for each, python in contenders.items() if each.name == OURS or each in some}
-        for name, found in measure_together(group, task, turns, seconds).items():
-            done[name] = found if name not in done else done[name].best(found)
+        done = measure_together(group, task, turns, seconds) | done  # of ours what the first group found
     return {contender.name: done[contender.name] for contender in contenders if contender.name in done}
 
 

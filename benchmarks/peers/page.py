@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 
 OURS = "Rookery"
 TITLES = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD"}
@@ -33,10 +33,6 @@ class Measured:
     startup: float
     memory: float  # MB
     loss: float  # after three rounds
-
-    def best(self, again: Measured) -> Measured:
-        """The better of two measurements of the same, since other work only ever slows one down."""
-        return Measured(*(min(pair) for pair in zip(astuple(self), astuple(again))))
 
 
 @dataclass

@@ -119,8 +119,14 @@ X, Y = np.full(3, 0.3), np.full(10, -0.2)
 
 def sketched(rows, seed=3):
     """x and v after one round of WIDE from (X, Y), where y stays but for one step."""
-    method = rk.CommFedBiO(lr=rk.Rates(x=0.1, y=0.2, v=0.1), form="sketched", sketch=rows)
+    method = rk.CommFedBiO(lr=rk.Rates(x=0.1, y=0.2), form="sketched", sketch=rows)
     return rk.run(WIDE.problem, method, WIDE.clients, x=X, y=Y, rounds=1, seed=seed, precision="float64")
+
+
+def test_the_sketched_form_takes_no_step_on_v():
+    method = rk.CommFedBiO(lr=rk.Rates(x=0.1, y=0.2, v=0.1), form="sketched")
+    with pytest.raises(rk.InputError, match="takes no rate for 'v'"):
+        rk.run(WIDE.problem, method, WIDE.clients, x=X, y=Y, rounds=1)
 
 
 @pytest.mark.parametrize("rows", [4, 10, 60])

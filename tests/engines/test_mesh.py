@@ -169,6 +169,11 @@ def test_what_is_wrong_with_the_run_is_said_once():
         (environment("127.0.0.1:1", 2, 2), "ROOKERY_PROCESS: 2 was given with ROOKERY_PROCESSES=2"),
         (environment("127.0.0.1", 2, 0), "ROOKERY_COORDINATOR: '127.0.0.1' was given; host:port"),
         (environment("127.0.0.1:70000", 2, 0), "host:port"),
+        (environment("127.0.0.1:\u00b2", 2, 0), "host:port"),
+        (
+            {"ROOKERY_COORDINATOR": "127.0.0.1:1", "ROOKERY_PROCESSES": "\u00b2"},
+            "ROOKERY_PROCESSES: '\u00b2' was given",
+        ),
         ({"SLURM_STEP_NODELIST": "one", "SLURM_NTASKS": "many"}, "SLURM_NTASKS: 'many' was given"),
     ],
 )

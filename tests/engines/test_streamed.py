@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import resource
 import signal
 import subprocess
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.engines import records
 from rookery.engines.records import RecordStore
 from rookery.engines.streamed import StreamedSession, _cohorts
 from rookery.federation.client import Record
@@ -93,6 +96,29 @@ METHODS = {
 def test_a_window_gives_the_local_engines_numbers(name):
     problem, method, options = METHODS[name]
     assert_same(ran(problem, method, **options), ran(problem, method, engine=rk.Streamed(window=NARROW), **options))
+
+
+@pytest.mark.parametrize("name", ["scaffold", "simfbo, control variates", "own lower levels", "with replacement"])
+def test_large_records_are_moved_one_by_one(name, monkeypatch):
+    problem, method, options = METHODS[name]
+    monkeypatch.setattr(records, "LARGE", 1)
+    assert_same(ran(problem, method, **options), ran(problem, method, engine=rk.Streamed(window=NARROW), **options))
+
+
+def test_a_call_that_moves_a_part_is_made_again(monkeypatch):
+    monkeypatch.setattr(records, "LARGE", 1)
+    monkeypatch.setattr(records, "BUFFERS", 1)
+    for name in ("preadv", "pwritev"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda file, parts, at, real=real: real(file, [parts[0][:5]], at))
+    first = Record(Sequences({}), {"c": np.zeros((9, 3)), "d": np.zeros((9, 2), np.float32), "e": np.zeros((9, 0))})
+    store = RecordStore(first)
+    made = {"c": RNG.normal(size=(4, 3)), "d": RNG.normal(size=(4, 2)).astype(np.float32), "e": np.zeros((4, 0))}
+    store.write(np.array([1, 7]), Record(Sequences({}), made), np.array([3, 0]))
+    again = store.read(np.array([7, 0, 1])).state
+    for key, value in made.items():
+        np.testing.assert_array_equal(again[key][[0, 2]], value[[0, 3]])
+        assert not again[key][1].any()
 
 
 def load(client: int):
@@ -384,6 +410,13 @@ def test_a_function_that_loads_is_called_by_one_thread_at_a_time():
     for reader in readers:
         reader.join()
     assert len(met) == 1 + 3 * 12 and max(met) == 1
+
+
+def test_a_source_may_be_copied():
+    """As other processes and `copy` do it: the lock is its own."""
+    source = pickle.loads(pickle.dumps(rk.data.Loaded(load, SIZES)))
+    again = source.read(np.array([1]))["all"]
+    np.testing.assert_array_equal(again["b"], DATA[1]["b"])
 
 
 def test_what_was_done_before_a_client_cannot_be_read_is_kept(tmp_path):

@@ -66,6 +66,9 @@ class Slips(ch.Stage):
             raise ValueError("no")
         return [array] if self.how == "list" else {"same": array}
 
+    def packs(self, shape):
+        return 1 / (self.how != "packs") > 0
+
     def unpack(self, arrays, shape):
         return arrays["other" if self.how == "name" else "same"][: 1 if self.how == "shape" else None]
 
@@ -312,8 +315,9 @@ def test_sums_of_what_error_feedback_sends_are_exact(stage):
 @pytest.mark.parametrize("feedback", ["error-feedback", "ef21"])
 def test_a_text_means_entries_that_are_not_scaled_up_there(feedback):
     """Scaled up by 1 / fraction, what is kept would grow without a bound."""
-    channel = ch.make_channel("up", f"{feedback}:randk:0.4", ("x",))
-    assert channel is not None and channel.default.stages == (rk.RandK(0.4, scaled=False),)
+    for text, fraction in (("randk:0.4", 0.4), ("randk", 0.01)):
+        channel = ch.make_channel("up", f"{feedback}:{text}", ("x",))
+        assert channel is not None and channel.default.stages == (rk.RandK(fraction, scaled=False),)
     assert error_of(up=f"{feedback}:randk:0.4") < 1
 
 
@@ -479,6 +483,7 @@ def test_a_sweep_over_channels():
         rk.EF21(rk.RandK(0.1, scaled=False)),
         rk.EF21(rk.RandK(0.7)),
         rk.RandK(0.1, scaled=False),
+        rk.EF21(rk.RandK(scaled=False)),
     ],
     ids=str,
 )
@@ -520,6 +525,10 @@ def test_a_text_by_sequence():
         (
             lambda: through(Slips("name"), jnp.ones(4), jax.random.key(0)),
             "Slips(how='name'): to unpack an array of shape (4,) fails, with",
+        ),
+        (
+            lambda: through(Slips("packs"), jnp.ones(4), jax.random.key(0)),
+            "Slips(how='packs'): to say whether it packs",
         ),
         (lambda: through(Slips("shape"), jnp.ones(4), jax.random.key(0)), "Slips(how='shape'): it unpacks an array"),
         (

@@ -143,6 +143,8 @@ class Wrong(rk.Graph):
     """Pairs that are none."""
 
     def edges(self, population):
+        if population == 4:
+            return [(0, 1, 2), (1, 2, 3)]
         return [(0, 1), (2, 2)] if population == 3 else [(0, population)]
 
 
@@ -175,6 +177,8 @@ def test_what_does_not_fit_is_refused(graph, sentence):
 def test_an_edge_to_itself_is_refused():
     with pytest.raises(rk.InputError, match="Wrong gives an edge from a client to itself"):
         rk.Mixing(Wrong()).matrix(3)
+    with pytest.raises(rk.InputError, match="Wrong gives edges that are no pairs"):
+        rk.Mixing(Wrong()).matrix(4)
 
 
 def test_a_graph_of_ones_own():
@@ -191,8 +195,10 @@ def test_large_graphs_need_no_table():
     assert abs(mixing.spectral_gap(n) - 4 / 3 * np.sin(np.pi / n) ** 2) <= 1e-15
     values = np.arange(float(n), dtype=np.float32)
     np.testing.assert_allclose(mixing.mix(values)[1:-1], values[1:-1], rtol=1e-6)
-    assert abs(rk.Mixing(Star()).spectral_gap(3000) - 1 / 3000) <= 1e-9
-    with pytest.raises(rk.InputError, match="100000 clients were given, and where many talk to many there is room"):
+    assert abs(rk.Mixing(Star()).spectral_gap(3200) - 1 / 3200) <= 1e-9
+    with pytest.raises(rk.InputError, match="6000 clients were given, and where one talks to many"):
+        rk.Mixing(Star()).check(6000)
+    with pytest.raises(rk.InputError, match="100000 clients were given, and where one talks to many there is room"):
         rk.Mixing(rk.Complete()).messages(n)
 
 

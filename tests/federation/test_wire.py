@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.errors import MessageError
+from rookery.errors import InputError, MessageError
 from rookery.federation.scaled import Scaled
 from rookery.federation.wire import _START, MAGIC, VERSION, Wire, seal
 from rookery.vectors import Sequences, Vector
@@ -63,6 +63,11 @@ def test_what_was_sent_comes_back():
     tree, header = WIRE.decode(MESSAGE, like=TREE)
     same(tree)
     assert header == {"phase": "steps", "round": [1, 2]} == WIRE.header(MESSAGE)
+
+
+def test_numbers_of_half_a_byte_cannot_travel():
+    with pytest.raises(InputError, match="an array of int4 cannot travel"):
+        WIRE.encode({"a": np.asarray(jnp.ones(2, jnp.int4))})
 
 
 def test_ten_thousand_damaged_messages_are_one_kind_of_error():

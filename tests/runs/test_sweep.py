@@ -90,6 +90,7 @@ def test_rows_stop_at_their_targets():
         ({"sead": [1]}, "over: 'sead' is not known (did you mean 'seed'?)"),
         ({"server_lr.x": [1]}, "over: 'server_lr.x' was given, and server_lr is None in this method"),
         ({"lr.w": [1.0]}, "lr: there is no sequence 'w'"),
+        ({"method": ["fedavg"]}, "method: str was given"),
     ],
 )
 def test_bad_grids_are_refused(over, sentence):

@@ -175,6 +175,12 @@ class Loaded:
     load: Callable[[int], Any]
     sizes: Any
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_alone"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _alone=threading.Lock())
+
     def __post_init__(self):
         if not callable(self.load):
             raise InputError(f"load: {self.load!r} was given; a function of a client's number is needed")

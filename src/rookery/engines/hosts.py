@@ -36,16 +36,20 @@ def join(environ: Mapping[str, str] = os.environ) -> None:
                 f"{PROCESSES} - 1 is needed"
             )
         host, _, port = environ[COORDINATOR].rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        if not host or not _is_whole(port) or not 0 < int(port) < 2**16:
             raise InputError(f"{COORDINATOR}: {environ[COORDINATOR]!r} was given; host:port is needed")
         _initialise(coordinator_address=environ[COORDINATOR], num_processes=processes, process_id=process)
-    elif STEP in environ and _whole(environ, "SLURM_NTASKS") > 1:
+    elif STEP in environ and "SLURM_NTASKS" in environ and _whole(environ, "SLURM_NTASKS") > 1:
         _initialise()  # which reads what Slurm sets
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 def _whole(environ: Mapping[str, str], name: str) -> int:
     given = environ.get(name)
-    if given is None or not given.isdigit():
+    if given is None or not _is_whole(given):
         told = "nothing" if given is None else repr(given)
         raise InputError(f"{name}: {told} was given; a whole number is needed")
     return int(given)

@@ -8,6 +8,7 @@ these, and kills the process that writes to a mapped page.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import tempfile
@@ -19,12 +20,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from rookery.data.federated import aligned
 from rookery.errors import StorageError
 from rookery.federation.client import Record
 
 TOUCHED = 2**28  # bytes of the file that are looked at before the process lets go of their pages
 COPIED = 2**26  # bytes of records that are copied in one go, about
-LARGE = 2**14  # bytes of a record from which on a call reads it sooner than the system brings its pages
+LARGE = 2**14  # bytes of a record from which on a call moves it sooner than the system its pages
+BUFFERS = 1000  # that a call takes at most
 
 
 class RecordStore:
@@ -57,13 +60,13 @@ class RecordStore:
             self._rows = np.memmap(file, np.uint8, "r", shape=(self.population, self.row_bytes))
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _told(self, what: str = "written to") -> Iterator[None]:
         """Says in a sentence that the disk refuses something."""
         try:
             yield
         except OSError as error:
             raise StorageError(
-                f"folder: clients' records cannot be written to {self._where!r}: {error.strerror}; free some space "
+                f"folder: clients' records cannot be {what} {self._where!r}: {error.strerror}; free some space "
                 "there, or name another with rk.Streamed(folder=...)"
             ) from error
 
@@ -84,6 +87,8 @@ class RecordStore:
 
     def read(self, clients: np.ndarray) -> Record:
         """The records of some clients, stacked."""
+        if self._is_large:
+            return jax.tree.unflatten(self._structure, self._read_each(clients))
         rows = self.read_rows(clients)
         return jax.tree.unflatten(self._structure, [np.ascontiguousarray(rows[name]) for name in self._row.names or ()])
 
@@ -92,31 +97,60 @@ class RecordStore:
         if not self.leaves:
             return np.zeros(len(clients), self._row)
         rows, known = np.empty(len(clients), self._row), self.written[clients]
-        content = self._as_bytes(rows)
-        if self.row_bytes < LARGE or _read_at is None:
-            content[known] = self._rows[clients[known]]
-            self._let_go(len(clients))
-        else:
-            places = np.asarray(clients, np.int64) * self.row_bytes
-            for k in np.flatnonzero(known).tolist():
-                begin = 0
-                while begin < self.row_bytes:  # a call may give a part
-                    begin += _read_at(self._number, [content[k][begin:]], int(places[k]) + begin)
+        self._as_bytes(rows)[known] = self._rows[clients[known]]
         fresh = clients[~known]
         for i, leaf in enumerate(self._first):
             rows[str(i)][~known] = leaf[fresh]
+        self._let_go(len(clients))
         return rows
+
+    @property
+    def _is_large(self) -> bool:
+        return self.row_bytes >= LARGE and hasattr(os, "preadv")
+
+    def _read_each(self, clients: np.ndarray) -> list[np.ndarray]:
+        """The arrays of some clients' records, stacked: each record is read to where it belongs."""
+        leaves = [aligned((len(clients), *leaf.shape[1:]), leaf.dtype) for leaf in self._first]
+        known = self.written[clients]
+        self._move(os.preadv, clients[known], leaves, np.flatnonzero(known))
+        for made, leaf in zip(leaves, self._first):
+            made[~known] = leaf[clients[~known]]
+        return leaves
+
+    def _move(self, call: Any, clients: np.ndarray, leaves: list[np.ndarray], places: np.ndarray) -> None:
+        """Reads or writes the records of some clients, a call for each, from or to their places in stacked arrays."""
+        contents = [leaf.reshape(len(leaf), -1).view(np.uint8) for leaf in leaves if leaf.size]
+        with self._told("read from" if call is os.preadv else "written to"):
+            for client, place in zip(clients.tolist(), places.tolist()):
+                parts, at = [content[place] for content in contents], client * self.row_bytes
+                while parts:
+                    moved = call(self._number, parts[:BUFFERS], at)
+                    if not moved:
+                        raise OSError(errno.EIO, os.strerror(errno.EIO))
+                    at += moved
+                    while parts and moved >= len(parts[0]):
+                        moved -= len(parts.pop(0))
+                    if moved:  # a disk that is nearly full takes a part
+                        parts[0] = parts[0][moved:]
 
     def _as_bytes(self, rows: np.ndarray) -> np.ndarray:
         return rows.view(np.uint8).reshape(len(rows), self.row_bytes)
 
-    def write(self, clients: np.ndarray, records: Record) -> None:
-        """Puts the records of some clients; what is put twice is the same."""
+    def write(self, clients: np.ndarray, records: Record, places: np.ndarray | None = None) -> None:
+        """Puts the records of some clients, which are at some places of stacked ones, or are all of them; what is put
+        twice is the same."""
         if not self.leaves:
             return
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(records)]
+        places = np.arange(len(clients)) if places is None else places
+        if self._is_large:
+            whole = [np.ascontiguousarray(leaf, own.dtype) for leaf, own in zip(leaves, self._first)]
+            self._move(os.pwritev, np.asarray(clients, np.int64), whole, places)
+            self.written[clients] = self.changed[clients] = True
+            return
         rows = np.empty(len(clients), self._row)
-        for i, leaf in enumerate(jax.tree.leaves(records)):
-            rows[str(i)] = np.asarray(leaf)
+        for i, leaf in enumerate(leaves):
+            rows[str(i)] = leaf[places]
         self.write_rows(clients, rows)
 
     def write_rows(self, clients: np.ndarray, rows: np.ndarray) -> None:
@@ -165,5 +199,4 @@ def _write_at_on_windows(number: int, content: memoryview, at: int) -> int:
     return os.write(number, content)
 
 
-_read_at = getattr(os, "preadv", None)
 _write_at = getattr(os, "pwrite", _write_at_on_windows)

@@ -247,8 +247,7 @@ class StreamedSession:
         """Puts the records of a window's clients who took part in some cohorts into the store."""
         if self.store.leaves and cohorts:
             own = np.unique(np.concatenate(cohorts))
-            place = np.searchsorted(data.clients, own)
-            self.store.write(own, jax.tree.map(lambda leaf: np.asarray(leaf)[place], records))
+            self.store.write(own, records, np.searchsorted(data.clients, own))
 
     def _write_back(self) -> None:
         """The same of those who took part since the last time."""

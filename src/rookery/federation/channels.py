@@ -50,7 +50,7 @@ class Per:
 
     def __init__(self, default: Any = (), /, **channels: Any):
         if "default" in channels:
-            if default != ():
+            if default:
                 raise InputError(f"Per: default is given twice, as {default!s} and as {channels['default']!s}")
             default = channels.pop("default")
         object.__setattr__(self, "default", _chain("Per", default))
@@ -284,8 +284,8 @@ def _parse_stages(argument: str, text: str, whole: str, drawn: str) -> tuple[Sta
     stages = []
     for part in text.split("+"):
         word, *given = part.strip().split(":")
-        if word == "randk" and len(given) == 1:
-            given = [*given, drawn]
+        if word == "randk" and len(given) < 2:
+            given = [*(given or ["0.01"]), drawn]
         if word not in _STAGES:
             raise InputError(f"{argument}: {whole!r} was given; allowed are {CHANNELS}")
         try:

@@ -22,7 +22,8 @@ from rookery.federation.fields import component, count
 from rookery.structs import Given, static, struct
 
 LARGEST = 5000  # clients of whom all pairs are looked at
-SMALL = 2000  # clients whose matrix has its eigenvalues taken one and all
+SMALL = 3000  # clients whose matrix has its eigenvalues taken one and all
+STEPS, WIDTH = 300, 60  # of Lanczos' method: how often it begins anew, and how many vectors it has
 TRIES = 1000  # random graphs that are drawn until one is connected
 DENSE = 4  # a client with more than one neighbour in so many of all: then a product of matrices is faster
 
@@ -145,8 +146,8 @@ def check_table(population: int) -> None:
     """Refuses a population that is too large for a table of who talks to whom."""
     if population > LARGEST:
         raise InputError(
-            f"mixing.graph: {population} clients were given, and where many talk to many there is room for {LARGEST}; "
-            "rk.Ring() and rk.Torus() take more"
+            f"mixing.graph: {population} clients were given, and where one talks to many there is room for {LARGEST}; "
+            "rk.Ring() and rk.Torus() have room for more"
         )
 
 
@@ -207,7 +208,12 @@ class Mixing:
 
     def check(self, population: int) -> None:
         """Refuses a graph that does not fit so many clients."""
-        _edges(self.graph, population)
+        if self._is_dense(population):
+            check_table(population)
+
+    def _is_dense(self, population: int) -> bool:
+        """Whether somebody talks to so many that a product of matrices is faster."""
+        return bool((1 + _degrees(self.graph, population).max()) * DENSE > population)
 
     def spectral_gap(self, population: int) -> float:
         """1 - the second largest |eigenvalue| of W^times: how much of a disagreement is gone after an exchange. NaN
@@ -230,7 +236,7 @@ class Mixing:
     def _mixed(self, leaf: jax.Array) -> jax.Array:
         population = leaf.shape[0]
         once: Callable[[jax.Array], jax.Array]
-        if (1 + _degrees(self.graph, population).max()) * DENSE > population:
+        if self._is_dense(population):
             whole = jnp.asarray(self.matrix(population), leaf.dtype)
             once = lambda leaf: jnp.tensordot(whole, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
         else:
@@ -248,8 +254,12 @@ class Mixing:
 def _edges(graph: Graph, population: int) -> np.ndarray:
     """What a graph says of so many clients, checked: pairs i < j, each once, in order."""
     with failing(f"mixing.graph: {type(graph).__name__}.edges"):
-        given = np.asarray(graph.edges(population)).reshape(-1, 2)
-    if given.size and (given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= population):
+        edges = graph.edges(population)
+        given = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))
+    if not given.size:
+        given = np.zeros((0, 2), np.int64)
+    fits = given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu"
+    if not fits or (given.size and (given.min() < 0 or given.max() >= population)):
         raise InputError(
             f"mixing.graph: {type(graph).__name__} gives edges that are no pairs of whole numbers from 0 to "
             f"{population - 1}"
@@ -295,7 +305,8 @@ def _matrix(graph: Graph, population: int, step: float) -> np.ndarray:
 def _gap(graph: Graph, population: int, times: int, step: float) -> float:
     if population == 1:
         return 1.0
-    known = graph.spectrum(population)
+    with failing(f"mixing.graph: {type(graph).__name__}.spectrum"):
+        known = graph.spectrum(population)
     if known is not None:
         values = 1 - step * (1 - known)
     elif population <= SMALL:
@@ -313,7 +324,8 @@ def _largest_eigenvalues(rows: np.ndarray, columns: np.ndarray, values: np.ndarr
     size = int(rows.max()) + 1
     matrix = coo_array((values, (rows, columns)), shape=(size, size)).tocsr()
     try:
-        return np.asarray(eigsh(matrix, k=2, which="LM", v0=np.cos(np.arange(size)), return_eigenvectors=False))
+        begin = np.cos(np.arange(size))
+        return np.asarray(eigsh(matrix, k=2, v0=begin, ncv=WIDTH, maxiter=STEPS, return_eigenvectors=False))
     except ArpackNoConvergence:
         return np.full(2, np.nan)
 

@@ -163,7 +163,7 @@ def find_phase(program: Any, name: Any) -> Callable[..., Any]:
 
 def has_start(program: Any) -> bool:
     """Whether a method does something once before its first round."""
-    return type(program).start is not _no_start
+    return getattr(type(program), "start", _no_start) is not _no_start
 
 
 @jax.jit

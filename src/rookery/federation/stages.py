@@ -394,7 +394,7 @@ def pack_through(stages: tuple[Stage, ...], array: jax.Array, key: jax.Array) ->
     if not stages:
         return array
     first, *others = stages
-    if not first.packs(array.shape):
+    if not _packs(first, array.shape):
         return pack_through(tuple(others), array, key)
     own, rest = jax.random.split(key)
     with failing(f"{first}: to pack an array of shape {array.shape}"):
@@ -414,6 +414,11 @@ def is_packed(node: Any) -> bool:
     return type(node) is dict and len(node) == 1 and str(next(iter(node))).startswith(PACKED)
 
 
+def _packs(stage: Stage, shape: Shape) -> bool:
+    with failing(f"{stage}: to say whether it packs an array of shape {shape}"):
+        return stage.packs(shape)
+
+
 def unpack_through(stages: tuple[Stage, ...], packed: Any) -> Any:
     if not is_packed(packed):
         return packed
@@ -422,7 +427,7 @@ def unpack_through(stages: tuple[Stage, ...], packed: Any) -> Any:
     inner = {key: unpack_through(stages, value) for key, value in arrays.items()}
     stage, shape = stages[len(stages) - 1 - int(left)], tuple(map(int, shape.split("x")))
     with failing(f"{stage}: to unpack an array of shape {shape}"):
-        array = stage.unpack(inner, shape)
+        array = jnp.asarray(stage.unpack(inner, shape))
         if np.shape(array) != shape:
             raise InputError(f"{stage}: it unpacks an array of shape {shape} as one of shape {np.shape(array)}")
         return array
@@ -433,8 +438,10 @@ def variances(stages: tuple[Stage, ...], shape: Shape, dtype: Any) -> list[float
     if not stages:
         return []
     first, *others = stages
-    if not first.packs(shape):
+    if not _packs(first, shape):
         return variances(tuple(others), shape, dtype)
     arrays = jax.eval_shape(first.pack, jax.ShapeDtypeStruct(shape, dtype), jax.random.key(0))
     inner = [variances(tuple(others), leaf.shape, leaf.dtype) for leaf in arrays.values() if packable(leaf)]
-    return [first.variance(shape), *max(inner, key=lambda each: math.prod(1 + omega for omega in each), default=[])]
+    with failing(f"{first}: to say its variance for an array of shape {shape}"):
+        own = first.variance(shape)
+    return [own, *max(inner, key=lambda each: math.prod(1 + omega for omega in each), default=[])]

@@ -33,7 +33,7 @@ LARGEST = 2**34  # bytes of a message at most
 DEPTH = 100  # levels of a tree at most
 _KINDS = "fiub"  # of arrays: floats, integers, flags
 # Floats of JAX's that NumPy has not: they travel as the bits they are, with their name.
-_SHORT = {name: np.dtype(getattr(jnp, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")}
+_SHORT = {name: np.dtype(getattr(jnp, name)) for name in dir(jnp) if name == "bfloat16" or name.startswith("float8_")}
 
 Names = Callable[[Vector], tuple[int, bool]]  # the number of a vector, and whether the receiver has it
 
@@ -169,6 +169,8 @@ class Wire:
             if array.dtype.name in _SHORT:
                 arrays[name] = array.view(f"u{array.dtype.itemsize}")
                 return {"short": [array.dtype.name, name]}
+            if array.dtype.kind not in _KINDS or array.dtype.name.startswith(("int2", "int4", "uint2", "uint4")):
+                raise InputError(f"message: an array of {array.dtype} cannot travel; numbers of whole bytes are needed")
             arrays[name] = array
             return name
         kind, children = _one_level(node)

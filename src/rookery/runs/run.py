@@ -299,10 +299,11 @@ class _Loop:
             raise Interrupted(self.interrupted()) from None
         except InputError as error:
             if not together():  # the others do not know of it
-                with contextlib.suppress(InputError):  # the disk may not take clients' records either
+                with contextlib.suppress(Exception):  # the disk may not take clients' records, nor metrics be measured
                     self.round = int(self.standing().state.round)
                     if not isinstance(error, StorageError) and self.round > self.first:
                         self.save()
+                    error.result = self.result("interrupted", None)
                     error.result = self.interrupted()
             raise
         except ClientsFailed as error:  # the round was undone: what was done before it is kept
