@@ -183,7 +183,9 @@ def test_an_environment_that_cannot_be_is_refused(environ, sentence):
 
 
 def test_a_script_of_slurm_without_srun_is_one_process():
-    join({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    join(job)
+    join(job | {"SLURM_STEP_NODELIST": "one", "SLURM_STEP_NUM_TASKS": "1"})  # a shell of salloc's
     assert not together()
 
 

@@ -16,6 +16,7 @@ from rookery.errors import InputError, failing
 
 COORDINATOR, PROCESSES, PROCESS = "ROOKERY_COORDINATOR", "ROOKERY_PROCESSES", "ROOKERY_PROCESS"
 STEP = "SLURM_STEP_NODELIST"  # what Slurm sets for what `srun` starts, and not for the script around it
+TASKS = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")  # of the job, and of the step, which may be a shell alone
 
 
 def environment(coordinator: str, processes: int, process: int) -> dict[str, str]:
@@ -39,7 +40,7 @@ def join(environ: Mapping[str, str] = os.environ) -> None:
         if not host or not _is_whole(port) or not 0 < int(port) < 2**16:
             raise InputError(f"{COORDINATOR}: {environ[COORDINATOR]!r} was given; host:port is needed")
         _initialise(coordinator_address=environ[COORDINATOR], num_processes=processes, process_id=process)
-    elif STEP in environ and "SLURM_NTASKS" in environ and _whole(environ, "SLURM_NTASKS") > 1:
+    elif STEP in environ and min([_whole(environ, name) for name in TASKS if name in environ], default=1) > 1:
         _initialise()  # which reads what Slurm sets
 
 

@@ -208,8 +208,12 @@ class Mixing:
 
     def check(self, population: int) -> None:
         """Refuses a graph that does not fit so many clients."""
-        if self._is_dense(population):
-            check_table(population)
+        most = 1 + int(_degrees(self.graph, population).max())
+        if population * (population if self._is_dense(population) else most) > LARGEST**2:
+            raise InputError(
+                f"mixing.graph: {population} clients were given, one of whom talks to {most - 1}; tables of clients "
+                f"times the most neighbours have room for {LARGEST**2} numbers"
+            )
 
     def _is_dense(self, population: int) -> bool:
         """Whether somebody talks to so many that a product of matrices is faster."""
