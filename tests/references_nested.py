@@ -500,6 +500,7 @@ def _comm() -> list[Setting]:
     options = {"lr": THREE, "adjoint_rounds": 3, "lower_rounds": 2, "lower_steps": LOWER}
     make = lambda name, bed="curved", **changes: Setting(name, "commfedbio", bed, options | changes)
     sketched = {"form": "sketched", "sketch": 3, "adjoint_rounds": 1}
+    sketched["lr"] = rk.Rates(**{name: rate for name, rate in THREE.entries().items() if name != "v"})
     return [
         dataclasses.replace(make("everything"), probabilities=CHANCES, rounds=3),
         dataclasses.replace(make("sketched", **sketched), probabilities=CHANCES),
