@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from rookery.errors import InputError
+from rookery.errors import InputError, StorageError
 
 LOCK = ".lock"
 ASIDE = ".rookery-aside-"  # how everything that is being written begins
@@ -40,6 +40,15 @@ def write_folder(path: str | Path, write: Callable[[Path], Any]) -> Path:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return target
+
+
+@contextlib.contextmanager
+def writing(argument: str, path: str | Path) -> Iterator[None]:
+    """Says in a sentence that the disk will not take what is written to a path."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{argument}: {str(path)!r} cannot be written: {error.strerror or error}") from error
 
 
 def fill_folder(folder: Path, write: Callable[[Path], Any], last: str) -> None:

@@ -6,11 +6,10 @@ asked for. Imports only errors and files.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import reprlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, overload, runtime_checkable
@@ -19,8 +18,8 @@ import jax
 import numpy as np
 
 from rookery.data.levels import BOTH, Level, Split
-from rookery.errors import InputError, StorageError, failing
-from rookery.files import read_json, undamaged, write_folder
+from rookery.errors import InputError, failing
+from rookery.files import read_json, undamaged, write_folder, writing
 from rookery.vectors import Tree
 
 INDEX = "shards.json"
@@ -338,7 +337,7 @@ def write_shards(folder: str | Path, clients: Iterable[Any], *, per_shard: int =
 
         def finish() -> None:
             name = f"{len(names):06d}"
-            with _writing(folder):
+            with writing("folder", folder):
                 write_shard(aside / name)
             names.append(name)
             held.clear()
@@ -367,18 +366,10 @@ def write_shards(folder: str | Path, clients: Iterable[Any], *, per_shard: int =
             finish()
         if not names:
             raise InputError("clients: no client was given; at least one is needed")
-        with _writing(folder):
+        with writing("folder", folder):
             (aside / INDEX).write_text(json.dumps({"levels": levels, "shards": names}))
 
     return write_folder(folder, write)
-
-
-@contextlib.contextmanager
-def _writing(folder: str | Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"folder: {str(folder)!r} cannot be written: {error.strerror or error}") from error
 
 
 def _leaves(tree: Tree, client: int) -> dict[str, np.ndarray]:

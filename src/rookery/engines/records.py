@@ -28,6 +28,7 @@ TOUCHED = 2**28  # bytes of the file that are looked at before the process lets 
 COPIED = 2**26  # bytes of records that are copied in one go, about
 LARGE = 2**14  # bytes of a record from which on a call moves it sooner than the system its pages
 BUFFERS = 1000  # that a call takes at most
+WRITTEN = "written to"
 
 
 class RecordStore:
@@ -60,14 +61,14 @@ class RecordStore:
             self._rows = np.memmap(file, np.uint8, "r", shape=(self.population, self.row_bytes))
 
     @contextlib.contextmanager
-    def _told(self, what: str = "written to") -> Iterator[None]:
+    def _told(self, what: str = WRITTEN) -> Iterator[None]:
         """Says in a sentence that the disk refuses something."""
         try:
             yield
         except OSError as error:
             raise StorageError(
-                f"folder: clients' records cannot be {what} {self._where!r}: {error.strerror}; free some space "
-                "there, or name another with rk.Streamed(folder=...)"
+                f"folder: clients' records cannot be {what} {self._where!r}: {error.strerror}; "
+                f"{'free some space there, or ' if what == WRITTEN else ''}name another with rk.Streamed(folder=...)"
             ) from error
 
     @property
@@ -120,18 +121,9 @@ class RecordStore:
     def _move(self, call: Any, clients: np.ndarray, leaves: list[np.ndarray], places: np.ndarray) -> None:
         """Reads or writes the records of some clients, a call for each, from or to their places in stacked arrays."""
         contents = [leaf.reshape(len(leaf), -1).view(np.uint8) for leaf in leaves if leaf.size]
-        with self._told("read from" if call is os.preadv else "written to"):
+        with self._told("read from" if call is os.preadv else WRITTEN):
             for client, place in zip(clients.tolist(), places.tolist()):
-                parts, at = [content[place] for content in contents], client * self.row_bytes
-                while parts:
-                    moved = call(self._number, parts[:BUFFERS], at)
-                    if not moved:
-                        raise OSError(errno.EIO, os.strerror(errno.EIO))
-                    at += moved
-                    while parts and moved >= len(parts[0]):
-                        moved -= len(parts.pop(0))
-                    if moved:  # a disk that is nearly full takes a part
-                        parts[0] = parts[0][moved:]
+                _whole(call, self._number, [content[place] for content in contents], client * self.row_bytes)
 
     def _as_bytes(self, rows: np.ndarray) -> np.ndarray:
         return rows.view(np.uint8).reshape(len(rows), self.row_bytes)
@@ -166,9 +158,7 @@ class RecordStore:
         content, size = self._as_bytes(rows).reshape(-1).data, self.row_bytes
         with self._told():
             for begin, end, at in zip(*((some * size).tolist() for some in (begins, ends, clients[begins]))):
-                while begin < end:  # a disk that is nearly full takes a part
-                    put = _write_at(self._number, content[begin:end], at)
-                    begin, at = begin + put, at + put
+                _whole(_write_at, self._number, [content[begin:end]], at)
         self.written[clients] = True
 
     def all(self) -> Record:
@@ -194,9 +184,23 @@ class RecordStore:
             self._looked_at = 0
 
 
-def _write_at_on_windows(number: int, content: memoryview, at: int) -> int:
+def _whole(call: Any, number: int, parts: list[Any], at: int) -> None:
+    """Has a call read or write all of some buffers, however much of them it takes at a time: a disk that is nearly full
+    takes a part."""
+    while parts:
+        moved = call(number, parts[:BUFFERS], at)
+        if not moved:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        at += moved
+        while parts and moved >= len(parts[0]):
+            moved -= len(parts.pop(0))
+        if moved:
+            parts[0] = parts[0][moved:]
+
+
+def _write_at_on_windows(number: int, parts: list[Any], at: int) -> int:
     os.lseek(number, at, os.SEEK_SET)
-    return os.write(number, content)
+    return os.write(number, parts[0])
 
 
-_write_at = getattr(os, "pwrite", _write_at_on_windows)
+_write_at = getattr(os, "pwritev", _write_at_on_windows)

@@ -16,9 +16,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors
 
-from rookery.errors import MessageError, StorageError
+from rookery.errors import MessageError
 from rookery.federation.client import Record
-from rookery.files import fill_folder, remove_leftovers
+from rookery.files import fill_folder, remove_leftovers, writing
 
 ENDING, ANSWER = ".record", "answer"
 
@@ -95,10 +95,8 @@ class Versions:
         leaves = {str(i): np.array(leaf, order="C") for i, leaf in enumerate(jax.tree.leaves(version.record))}
         leaves[ANSWER] = np.frombuffer(version.answer, np.uint8)
         told = {"attempt": json.dumps(list(version.attempt)), "exchange": str(version.exchange)}
-        try:
+        with writing("record", self.folder):
             fill_folder(self.folder, lambda aside: safetensors.save_file(leaves, aside / name, told), last=name)
-        except OSError as error:
-            raise StorageError(f"record: {str(self.folder)!r} cannot be written: {error.strerror}") from error
 
     def _read(self, path: Path, like: Record) -> Version | None:
         """What a file holds; None where it is no version of such a record."""

@@ -34,6 +34,7 @@ from rookery.files import (
     undamaged,
     write_folder,
     write_text,
+    writing,
 )
 from rookery.runs.fingerprint import difference, uncompared
 from rookery.runs.result import RunState
@@ -96,10 +97,8 @@ def open_checkpoints(
     folder = Path(plan.folder)
     argument = "path" if isinstance(plan, Continued) else "checkpoints"
     fresh = not folder.exists()
-    try:
+    with writing(argument, folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{argument}: {str(folder)!r} cannot be written: {error.strerror}") from error
     described = {
         "format": FORMAT,
         "version": __version__,
