@@ -436,7 +436,9 @@ def test_what_was_done_before_a_client_cannot_be_read_is_kept(tmp_path):
     given = {"engine": rk.Streamed(window=NARROW), "checkpoints": rk.Checkpoints(folder, every=1000)}
     with pytest.raises(rk.InputError, match=r"load: the function of client .* fails, with OSError: the cable") as error:
         ran(SINGLE, method, clients, rounds=1000, callbacks=[pull], **given)
-    assert 10 <= error.value.result.state.round < 1000 and error.value.result.status == "interrupted"
+    reached = error.value.result.state.round
+    assert 10 <= reached < 1000 and error.value.result.status == "interrupted"
+    assert (folder / f"round-{reached:09d}").is_dir()
     there = True
     resumed = rk.resume(folder, SINGLE, method, clients, rounds=300, engine=rk.Streamed(window=NARROW), **GIVEN)
     assert resumed.state.round == 300
