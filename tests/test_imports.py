@@ -18,6 +18,7 @@ ALLOWED = {
     "version": set(),
     "accelerators": set(),
     "structs": set(),
+    "identity": set(),
     "vectors": {"errors"},
     "metric": {"vectors"},
     "own_code": {"errors"},
@@ -29,7 +30,7 @@ ALLOWED = {
     "algorithms": {"errors", "own_code", "structs", "vectors", "problems", "federation"},
     "engines": {"errors", "files", "vectors", "data", "problems", "federation"},
     "tasks": {"errors", "memory", "vectors", "metric", "own_code", "data", "problems"},
-    "runs": {"errors", "files", "own_code", "memory", "vectors", "metric", "data", "problems", "federation", "engines", "version"},
+    "runs": {"errors", "files", "identity", "own_code", "memory", "vectors", "metric", "data", "problems", "federation", "engines", "version"},
     "experiments": {
         "errors", "files", "own_code", "metric", "vectors", "version", "data", "problems", "federation", "algorithms",
         "engines", "runs", "tasks",

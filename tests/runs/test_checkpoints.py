@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import random
 import resource
@@ -254,7 +256,7 @@ def test_nothing_foreign_is_continued(name, tmp_path):
     assert rk.resume(tmp_path / "run", problem, first, clients, x=0.0).state.round == 2
     for other in others:
         with pytest.raises(
-            rk.InputError, match=r"is of a run with another (method|functions of the method); give what"
+            rk.InputError, match=r"is of a run with another (method|functions of the method|traced program); give what"
         ):
             rk.resume(tmp_path / "run", problem, other, clients, x=0.0)
 
@@ -268,41 +270,81 @@ def test_no_foreign_sampling_is_continued(tmp_path):
     go(rk.run, draws[0], rounds=2, checkpoints=rk.Checkpoints(tmp_path / "run"))
     go(partial(rk.resume, tmp_path / "run"), draws[0])
     for other in (draws[1], 0.5):
-        with pytest.raises(rk.InputError, match=r"another (sampling|functions of the sampling)"):
+        with pytest.raises(rk.InputError, match=r"another (sampling|functions of the sampling|traced program)"):
             go(partial(rk.resume, tmp_path / "run"), other)
 
 
-def test_what_cannot_be_compared_is_said(tmp_path):
-    class Opaque:
-        __slots__ = ("rate",)
+class WithoutDict:
+    """A schedule whose state is in slots."""
 
-        def __init__(self, rate):
-            self.rate = rate
+    __slots__ = ("rate",)
 
-        def __call__(self, t):
-            return self.rate / (1 + t)
+    def __init__(self, rate):
+        self.rate = rate
 
+    def __call__(self, t):
+        return self.rate / (1 + t)
+
+
+def hidden(rate):
+    """A schedule that reads its rate from where no description reaches: the items of a generator."""
+    unknown = (each for each in itertools.repeat(rate))
+    return lambda t: next(unknown) / (1 + t)
+
+
+@pytest.mark.parametrize("make", [WithoutDict, hidden])
+def test_the_traced_program_decides_whether_functions_are_the_same(make, tmp_path):
     problem, clients = rk.Single(half), rk.federate([{"a": np.array([1.0, 2.0])}])
-    method = rk.FedAvg(lr=Opaque(0.1))
-    rk.run(problem, method, clients, x=0.0, rounds=2, checkpoints=rk.Checkpoints(tmp_path / "run"))
-    with pytest.warns(rk.AdviceWarning, match=r"the functions of the method of the checkpoint .* cannot be compared"):
-        rk.resume(tmp_path / "run", problem, method, clients, x=0.0)
+    first = rk.FedAvg(lr=make(0.1))
+    rk.run(problem, first, clients, x=0.0, rounds=2, checkpoints=rk.Checkpoints(tmp_path / "run"))
+    assert rk.resume(tmp_path / "run", problem, rk.FedAvg(lr=make(0.1)), clients, x=0.0).state.round == 2
+    with pytest.raises(rk.InputError, match=r"another (method|functions of the method|traced program)"):
+        rk.resume(tmp_path / "run", problem, rk.FedAvg(lr=make(0.2)), clients, x=0.0)
+
+
+HELPER = "def penalty(x):\n    {doc}return {sign}0.5 * x**2\n"
+
+
+@pytest.mark.parametrize("call", ["helper_of_a_loss.penalty(x)", "penalty(x)"])
+def test_a_changed_function_in_an_imported_module_is_refused(call, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def attempt(go, **text):
+        (tmp_path / "helper_of_a_loss.py").write_text(HELPER.format(**text))
+        importlib.invalidate_caches()
+        sys.modules.pop("helper_of_a_loss", None)
+        names = {"__name__": "__main__"}
+        exec("import helper_of_a_loss\nfrom helper_of_a_loss import penalty", names)
+        exec(f"def loss(x, e): return 0.5 * (x - e['a']) ** 2 + {call}", names)
+        return go(rk.Single(names["loss"]), rk.FedAvg(lr=0.1), rk.federate([{"a": np.ones(2)}]), x=0.0)
+
+    attempt(partial(rk.run, rounds=2, checkpoints=rk.Checkpoints(tmp_path / "run")), doc="", sign="")
+    resume = partial(rk.resume, tmp_path / "run")
+    with pytest.raises(rk.InputError, match="of a run with another losses"):
+        attempt(resume, doc="", sign="-")
+    # A docstring is a constant of the bytecode, and not of the program.
+    assert attempt(resume, doc="'A penalty.'\n    ", sign="").state.round == 2
+
+
+def test_another_random_generator_of_jax_is_refused(tmp_path):
+    problem, clients = rk.Single(half), rk.federate([{"a": np.array([1.0, 2.0])}])
+    go = lambda how, **options: how(problem, rk.FedAvg(lr=0.1), clients, x=0.0, **options)
+    go(rk.run, rounds=2, checkpoints=rk.Checkpoints(tmp_path / "run"))
+    with jax.threefry_partitionable(False), pytest.raises(rk.InputError, match="another JAX configuration"):
+        go(partial(rk.resume, tmp_path / "run"))
 
 
 def test_another_version_of_python_is_said(tmp_path, monkeypatch):
     stopped(tmp_path / "run")
-    monkeypatch.setattr(
-        fingerprint,
-        "sys",
-        SimpleNamespace(version_info=SimpleNamespace(major=3, minor=99), modules=sys.modules, builtin_module_names=()),
-    )
+    monkeypatch.setattr(fingerprint, "_python", lambda: "3.99")
     with pytest.warns(rk.AdviceWarning, match=r"the losses, .* of the checkpoint round-000000020 cannot be compared"):
         rk.resume(tmp_path / "run", *survivor.problem(), **survivor.options("local"))
 
 
 def test_what_all_clients_begin_with_is_digested_once():
     alike = lambda fill: np.broadcast_to(np.full(1000, fill), (10**9, 1000))  # 8 TB, if it were looked at
-    digest = lambda array: fingerprint._digest("", array)
+    digest = lambda array: fingerprint.digest("", array)
     assert digest(alike(1.0)) == digest(alike(1.0)) != digest(alike(2.0))
     assert digest(alike(1.0)) != digest(alike(1.0)[1:])
     assert digest(np.ones((3, 2))) != digest(np.array([[1.0, 1.0]] * 2 + [[1.0, 2.0]]))

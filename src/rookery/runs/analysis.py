@@ -24,6 +24,7 @@ from rookery.errors import InputError
 from rookery.federation.sampling import All
 from rookery.problems.base import Problem
 from rookery.runs.prepare import precision_context, prepare
+from rookery.runs.retracing import code_of, current_code
 from rookery.vectors import Values
 
 
@@ -64,8 +65,9 @@ def fixed_point(
     if clients.streamed:
         raise InputError("clients: their examples are not in memory, which fixed_point needs")
     options = {"x": x, "y": y, "start": start, "sampling": All(), "batch_size": None, "seed": seed}
-    with precision_context("float64"):
-        methods = method if isinstance(method, list) else [method]
+    methods = method if isinstance(method, list) else [method]
+    code = [code_of(problem, each, clients, x=x, y=y, start=start) for each in methods]
+    with precision_context("float64"), current_code(code):
         prepared = [prepare(problem, each, clients, precision="float64", **options) for each in methods]
         program = Local().program(prepared[0])
         carry = prepared[0].carry._replace(state=_at_round(prepared[0].carry.state, round))

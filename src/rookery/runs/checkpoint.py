@@ -151,7 +151,7 @@ class Checkpoint:
 
 
 def made_with() -> str:
-    """What the bits of a run depend on besides its own numbers."""
+    """Name what the bits of a run depend on besides its own numbers."""
     return f"jax {jax.__version__} on {jax.devices()[0].device_kind}"
 
 

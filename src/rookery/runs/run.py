@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,9 @@ from rookery.runs.interrupts import answered, heed, listening, pending, wait_for
 from rookery.runs.measured import awaited_rates, measured_run
 from rookery.runs.own_metrics import OwnMetrics
 from rookery.runs.prepare import precision_context, prepare
+from rookery.runs.program_text import program_text
 from rookery.runs.result import Divergence, Result, RunState, per_client
+from rookery.runs.retracing import CODE, code_of, compared, current_code, verify
 from rookery.runs.table import COST, Table
 from rookery.vectors import Values
 
@@ -135,7 +138,8 @@ def run(
     metrics, stop, every = check_arguments(rounds, metrics, stop, every)
     if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
         raise InputError(f'checkpoints: {checkpoints!r} was given; rk.Checkpoints("folder", every=10) is needed')
-    with precision_context(precision), listening(), contextlib.ExitStack() as stack:
+    code = code_of(problem, method, clients, sampling, metrics, client_metrics, up, down, x, y, start)
+    with precision_context(precision), listening(), current_code(*code) as described, contextlib.ExitStack() as stack:
         awaited, method = awaited_rates(method, problem)
         whole = prepare(
             problem,
@@ -166,13 +170,21 @@ def run(
         saver, previous = None, None
         if checkpoints is not None:
             asked = {"rounds": rounds, "every": every}
-            told = fingerprint(prepared, names) | ({"set of measured rates": ", ".join(awaited)} if awaited else {})
+            has_all = prepared.source is None and prepared.record is None  # examples in memory and no remote clients
+            text = partial(program_text, prepared, no_metrics, None) if has_all else None
+            told = fingerprint(prepared, names, text)
+            if awaited:
+                told["set of measured rates"] = ", ".join(awaited)
             saver, previous = stack.enter_context(open_checkpoints(checkpoints, told, asked))
         if previous is not None:
             prepared, ledger, seconds = _resume(prepared, previous.state, getattr(engine, "folder", None))
         if awaited:
             before = state if previous is None else previous.state
             prepared, ledger = measured_run(prepared, awaited, engine, ledger, before)
+        program = partial(program_text, prepared, metrics, own)
+        verify(program)
+        if not described and not clients.streamed:
+            stack.enter_context(compared(program))
         session = engine.open(prepared, ledger)
         if together():
             wait_for_turn()
@@ -512,7 +524,8 @@ def metric_names(method: Any, arguments: Mapping[str, Any], metrics: Metrics) ->
     precision = arguments.get("precision", "float32")
     others = {name: value for name, value in arguments.items() if name not in ("engine", "precision", "client_metrics")}
     defaults = {"sampling": All(), "batch_size": None, "seed": 0, "x": None, "y": None, "start": None}
-    with precision_context(precision):
+    code = code_of(method=method, metrics=metrics, **{name: arguments.get(name) for name in CODE if name in arguments})
+    with precision_context(precision), current_code(*code):
         prepared = prepare(method=method, precision=precision, **(defaults | others))
         columns: list[str] = []
         if (function := arguments.get("client_metrics")) is not None:

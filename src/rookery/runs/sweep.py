@@ -34,6 +34,7 @@ from rookery.runs.measured import awaited_rates, measured_run
 from rookery.runs.own_metrics import OwnMetrics
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result
+from rookery.runs.retracing import code_of, current_code
 from rookery.runs.run import (
     Pace,
     check_arguments,
@@ -107,7 +108,9 @@ def sweep(
     compiled, place = _find_place(engine)
     names = list(over)
     points = [dict(zip(names, values)) for values in itertools.product(*(_values(n, over[n]) for n in names))]
-    with precision_context(precision), listening():
+    several = [point.get("method", method) for point in points]
+    code = code_of(problem, method, clients, sampling, metrics, client_metrics, up, down, x, y, start)
+    with precision_context(precision), listening(), current_code(*code, own_metrics, several, points):
         base = {
             "sampling": All() if sampling is None else sampling,
             "batch_size": batch_size,
