@@ -13,6 +13,8 @@ TORCH ?= torch==2.13.0+cpu
 demo test test-full: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
 demo test test-full: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
 demo test test-full: export JAX_PLATFORMS ?= cpu
+# Every run of the long tests traces its program again and compares it with the compiled one.
+test-full: export ROOKERY_VERIFY_PROGRAMS := 1
 
 setup: $(STAMP)
 
