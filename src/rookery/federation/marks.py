@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
+from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var
 from jax.interpreters import ad, batching, mlir
 
@@ -135,7 +136,7 @@ class Traced:
         self._constants = closed.consts
 
     def __call__(self, *args: Any) -> tuple[Any, list[jax.Array]]:
-        results = jax.core.eval_jaxpr(self._jaxpr, self._constants, *jax.tree.leaves(args))
+        results = eval_jaxpr(self._jaxpr, self._constants, *jax.tree.leaves(args))
         own = len(results) - self.totals
         return jax.tree.unflatten(self._structure, results[:own]), list(results[own:])
 
