@@ -5,7 +5,8 @@ Imports problems, data and contracts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -103,6 +104,19 @@ def _flat(sample: Sample) -> tuple[tuple, None]:
 jax.tree_util.register_pytree_node(Sample, _flat, lambda _, children: Sample(*children))
 
 
+_HEARERS: list[Callable[[Oracles, jax.Array], None]] = []
+
+
+@contextmanager
+def hearing_draws(hear: Callable[[Oracles, jax.Array], None]) -> Iterator[None]:
+    """Inside the block, `hear(client, key)` is called for every fresh sample that a phase draws while Python runs."""
+    _HEARERS.append(hear)
+    try:
+        yield
+    finally:
+        _HEARERS.remove(hear)
+
+
 class Oracles:
     """The examples and the derivatives of one client."""
 
@@ -132,6 +146,8 @@ class Oracles:
         index: dict[str, Index] = {}
         keys: dict[str, jax.Array] = {}
         draws: dict[str, Draw] = {}
+        for hear in () if again else _HEARERS:
+            hear(self, key)
         for number, (name, level) in enumerate(self._problem.draws.items()):
             if only not in (None, level):
                 continue
