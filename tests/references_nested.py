@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -426,6 +426,7 @@ REFERENCES: dict[str, Callable[..., State]] = {
     "fedmsa": fedmsa,
     "fedbiolocal": fedbio_local,
     "fedbioacclocal": fedbioacc_local,
+    "fedbioacc": partial(fedbioacc_local, hypergradient=rk.Tracked()),  # with local sequences
 }
 
 
@@ -534,6 +535,12 @@ SETTINGS = [
     Setting("minimax with sets", "fedmsa", "minimax with sets", _MSA | {"lr": references.TWO}, rounds=3),
     *_own_lower("fedbiolocal"),
     *_own_lower("fedbioacclocal"),
+    *(
+        Setting(
+            f"local I={steps}", "fedbioacc", "curved and local", {"lr": THREE, "local_steps": steps} | STORM, CHANCES, 3
+        )
+        for steps in (1, 3)
+    ),
 ]
 
 
@@ -756,6 +763,13 @@ LISTENED = [
         )
     ),
     Listened(
+        "fedbioacc",
+        {"lr": rk.Rates(0.1), "local_steps": 3},
+        ("da db db dc dc dd dd de de df df dg dg",),
+        2,
+        True,
+    ),
+    Listened(
         "fedbioacclocal",
         {"lr": rk.Rates(0.1), "local_steps": 3, "hypergradient": rk.Tracked()},
         ("da db db dc dc dd dd de de df df dg dg",),
@@ -788,6 +802,42 @@ def first_round_is_short(cls: type | None = None) -> None:
     assert result.ledger.oracles["samples"] == 2 * _BATCH
 
 
+def first_batch_is_taken_once(name: str, cls: type | None = None) -> None:
+    """On local sequences `first_batch` is the size of the first momentum's draws; the others are of the run's size."""
+    problem, clients = _many_examples(True)
+    options = {"local_steps": 2, "hypergradient": rk.Tracked()} if name == "fedbioacclocal" else {"local_steps": 2}
+    options["lr"] = rk.Rates(0.1)
+    for first, drawn in ((7, 7), (None, _BATCH)):
+        method = made(name, cls, options | {"first_batch": first})
+        result = rk.run(problem, method, clients, x=0.4, y=0.3, rounds=3, batch_size=_BATCH, engine="eager")
+        assert result.ledger.oracles["samples"] == 2 * (drawn + 3 * 2 * _BATCH)
+
+
+@rk.struct
+class Unsized(rk.Tracked):
+    """An estimator whose `fields` takes no size."""
+
+    def fields(self, client: Client, points: Any, key: Any) -> list[rk.Sequences]:  # type: ignore[override]
+        return super().fields(client, points, key)
+
+
+def estimators_need_no_size(cls: type | None = None) -> None:
+    """An estimator of the user's own, without a size, gives what it gives with one."""
+    problem, clients = _many_examples(True)
+    cls = cls or METHODS["fedbioacclocal"].method
+    methods = [cls(lr=rk.Rates(0.1), local_steps=2, hypergradient=each) for each in (rk.Tracked(), Unsized())]
+    ends = [rk.run(problem, method, clients, x=0.4, y=0.3, rounds=2, engine="eager") for method in methods]
+    assert float(ends[0].x) == float(ends[1].x)
+
+
+def visits_are_counted(name: str, cls: type | None = None) -> None:
+    """A client's state says how many rounds the client took part in."""
+    bed, rounds = bed_of("curved and local"), 3
+    result = bed.run(made(name, cls, {"lr": rk.Rates(0.1)}), rounds, sampling=rk.Uniform(2), seed=SEED, engine="eager")
+    visits = np.asarray(result.state.leaves[-1])
+    assert visits.sum() == 2 * rounds and visits.min() >= 0, visits
+
+
 def sampling_checks(name: str) -> list[Callable[..., None]]:
     """The checks of a method's samples, each a function of a class."""
     heard = [
@@ -795,4 +845,11 @@ def sampling_checks(name: str) -> list[Callable[..., None]]:
         for listened in LISTENED
         if listened.method == name
     ]
-    return [*heard, first_round_is_short] if name == "fedmsa" else heard
+    more: list[Callable[..., None]] = []
+    if name == "fedmsa":
+        more = [first_round_is_short]
+    if name in ("fedbioacc", "fedbioacclocal"):
+        more = [partial(first_batch_is_taken_once, name), partial(visits_are_counted, name)]
+    if name == "fedbioacclocal":
+        more.append(estimators_need_no_size)
+    return [*heard, *more]

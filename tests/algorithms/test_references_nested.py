@@ -38,3 +38,13 @@ def test_samples(listened):
 
 def test_first_round_of_fedmsa():
     references_nested.first_round_is_short()
+
+
+@pytest.mark.parametrize("name", ["fedbioacc", "fedbioacclocal"])
+def test_first_batch_and_visits_with_local_sequences(name):
+    references_nested.first_batch_is_taken_once(name)
+    references_nested.visits_are_counted(name)
+
+
+def test_an_estimator_without_a_size_is_allowed():
+    references_nested.estimators_need_no_size()

@@ -11,7 +11,7 @@ import pytest
 
 import rookery as rk
 from rookery.federation import counts
-from rookery.federation.oracles import Sample
+from rookery.federation.meter import Meter
 
 
 def value(limbs):
@@ -69,15 +69,12 @@ def test_loops_in_loops_and_exchanges_in_loops_do_not_wrap():
         few = rk.run(exact.problem, method, exact.clients, **(options | {"batch_size": 1})).ledger
         assert few.samples * 2**20 > 2**31
         with pytest.MonkeyPatch.context() as patch:  # count a million for every one that is drawn
-            real = Sample.use
-            patch.setattr(Sample, "use", lambda self, name, here=None: _counted(real, self, name, here))
+            real = Meter.take
+            patch.setattr(Meter, "take", lambda self, draw, times=1: _counted(real, self, draw, times))
             many = rk.run(exact.problem, method, exact.clients, **(options | {"batch_size": 2})).ledger
         assert many.samples == few.samples * (2 + 2**20)
 
 
-def _counted(real, sample, name, here):
-    meter = sample.made_in.meter
-    before = meter.calls["samples"]
-    index = real(sample, name, here)
-    meter.calls["samples"] += 2**20 * (meter.calls["samples"] > before)
-    return index
+def _counted(real, meter, draw, times):
+    real(meter, draw, times)
+    meter.calls["samples"] += 2**20 * times

@@ -67,7 +67,6 @@ _OWN = (
 )
 _VRL = "VRLSGD.round | return state.next(z=cohort.project(state.z + cohort.update_mean('steps', state.z))) | "
 _PD = "FedPD.round | return state.next(z=cohort.project(state.z + cohort.update_mean('local_rounds', state.z, rounds))) | "
-_VISITS = "FedBiOAccLocal.iterations | return (moved, StormClient(z=z_i, m=m_i, visits=client.state.visits + 1)) | "
 _CG = "ConjugateGradient.solve | solved = jnp.finfo(client.dtype).eps ** 2 * b.dot(b) | "
 _NEXT_P = "ConjugateGradient.solve.iterate | return (v, r, r + jnp.where(rr > solved, new / rr, 0) * p, new) | "
 _STEP = (
@@ -165,8 +164,6 @@ SURVIVORS: dict[str, dict[str, str]] = {
     "fedbioacc_local": {
         "FedBiOAccLocal.iterations | first = lambda: self.hypergradient.fields(client, [z_i], client.key, **size)[0] | "
         "0 -> -1": "the list has one entry",
-        _VISITS + "1 -> 2": "it matters only whether it is 0",
-        _VISITS + "client.state.visits + 1 -> client.state.visits - 1": "it matters only whether it is 0",
     },
     "local_steps": {
         "descend | z_i, q, norm = client.loop(work, step, (client.enter(z), nothing, norm), key) | key -> client.key": (

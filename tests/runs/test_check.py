@@ -10,6 +10,7 @@ import pytest
 import rookery as rk
 from rookery.algorithms.registry import METHODS
 from rookery.cli import main
+from rookery.runs.check import CHECKS, CLIENTS, ON_A_GRAPH, PROBLEMS, fits
 from rookery.runs.check_stage import ON_ARRAYS
 from rookery.runs.findings import examined
 
@@ -21,6 +22,18 @@ def test_methods_of_the_library_hold(name):
     findings = rk.check(METHODS[name].method)
     assert findings, str(findings)
     assert "everything holds" in str(findings) and len(findings.rows) >= 10
+
+
+@pytest.mark.parametrize("what", ["stable", "cohorts", "draws and counts"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in QUICK])
+def test_methods_of_the_library_are_as_they_declare(name, what):
+    """On the first problem that a method solves; the full test has all checks on all problems."""
+    cls = METHODS[name].method
+    method = cls(lr=rk.Rates(0.1))
+    clients = ON_A_GRAPH if method.neighbours else CLIENTS
+    problem = next(problem for problem in PROBLEMS if fits(method, problem))
+    finding = examined(what, CHECKS[what], problem, method, PROBLEMS[problem](clients))
+    assert finding.holds, finding.seen
 
 
 @pytest.mark.full
@@ -95,7 +108,101 @@ class Nothing(Base):
         cohort.mean("steps", state.z)
 
 
+@rk.method
+class Ascent(Base):
+    """It climbs: its fixed point is the solution, and it moves away from it."""
+
+    lr: rk.Rates
+
+    def steps(self, client, z):
+        return rk.descend(client, z, client.at(self.lr), 1).moved * -1.0
+
+
+@rk.method
+class Sums(Base):
+    """It adds replies up without inclusion probabilities: right with all clients, too small with some."""
+
+    lr: rk.Rates
+
+    def round(self, state, cohort):
+        return state.next(z=state.z + cohort.sum("steps", state.z))
+
+
+@rk.method
+class Averages(Base):
+    """A ratio of sums, which it does not declare."""
+
+    lr: rk.Rates
+
+    def round(self, state, cohort):
+        return state.next(z=state.z + cohort.average("steps", state.z))
+
+
+class Sampled(Base):
+    """Takes a step on a minibatch of its own."""
+
+    def steps(self, client, z):
+        return -1.0 * (client.at(self.lr) * client.direction(z, client.sample(self.key(client))))
+
+
+@rk.method
+class SameInEveryRound(Sampled):
+    """It draws one minibatch for all rounds."""
+
+    lr: rk.Rates
+
+    def key(self, client):
+        return jax.random.fold_in(jax.random.key(0), client.index)
+
+
+@rk.method
+class SameAtEveryClient(Sampled):
+    """All clients draw the same positions."""
+
+    lr: rk.Rates
+
+    def key(self, client):
+        return jax.random.fold_in(jax.random.key(0), client.round)
+
+
+@rk.method
+class Hidden(Base):
+    """It takes a second gradient where it is not compiled."""
+
+    lr: rk.Rates
+
+    def steps(self, client, z):
+        if not isinstance(jax.tree.leaves(z)[0], jax.core.Tracer):
+            client.direction(z, client.sample(client.key))
+        return rk.descend(client, z, client.at(self.lr), 1).moved
+
+
+@rk.method
+class Declared(Averages):
+    """A ratio of sums, which it declares."""
+
+    lr: rk.Rates
+    aggregation = "ratio"
+
+
+@rk.method
+class Scans(Base):
+    """Correct, with its steps in a jax.lax.scan."""
+
+    lr: rk.Rates
+
+    def steps(self, client, z):
+        step = lambda w, key: (w - client.at(self.lr) * client.direction(w, client.sample(key)), None)
+        return jax.lax.scan(step, z, jax.random.split(client.key, 2))[0] - z
+
+
 BROKEN = {
+    Ascent: ("stable", "it is unstable: a round at step sizes of 0.0016 has spectral radius 1.0"),
+    Sums: ("cohorts", "two like clients do not give what three give"),
+    Averages: ("cohorts", "the mean over all cohorts is not the round of all clients"),
+    SameInEveryRound: ("draws and counts", "in round 1 draws the same minibatch as client"),
+    SameAtEveryClient: ("draws and counts", "draws the same minibatch as client"),
+    Hidden: ("draws and counts", "the ledger counts"),
     WrongSolution: ("fixed point", "it rests off the solution by"),
     Forgetful: ("engines agree", "it is another run"),
     ByPlace: ("order of clients", "clients in another order give another run"),
@@ -111,6 +218,20 @@ def test_a_broken_method_is_found(cls):
     assert not findings and what in {row.what for row in findings.failed}, str(findings)
     assert sentence in next(row.seen for row in findings.failed if row.what == what)
     assert "do not hold" in str(findings)
+
+
+@pytest.mark.parametrize(("cls", "what"), [(Declared, "cohorts"), (Scans, "draws and counts")])
+def test_a_correct_method_passes(cls, what):
+    method, exact = cls(lr=rk.Rates(0.1)), PROBLEMS["single"](CLIENTS)
+    finding = examined(what, CHECKS[what], "single", method, exact)
+    assert finding.holds, finding.seen
+
+
+def test_an_unknown_aggregation_is_refused():
+    method = Declared(lr=rk.Rates(0.1))
+    object.__setattr__(method, "aggregation", "mean")
+    finding = examined("cohorts", CHECKS["cohorts"], "single", method, PROBLEMS["single"](CLIENTS))
+    assert finding.seen == "aggregation must be one of unbiased, ratio, biased; got 'mean'."
 
 
 def test_the_command_checks_a_file(tmp_path, capsys):

@@ -83,6 +83,7 @@ class CommFedBiO:
 
     kinds = ("bilevel",)
     scopes = ("shared",)
+    aggregation = "biased"  # exchanges of a round build on one another
 
     @staticmethod
     def channel(fraction: float = 0.1) -> Per:

@@ -51,6 +51,7 @@ class FedADMM:
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")
+    aggregation = "biased"  # absent clients count with the duals that they keep
     adds_up = True
 
     def check(self, problem: Problem, population: int) -> None:

@@ -52,6 +52,7 @@ class FedDyn:
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")
+    aggregation = "biased"  # absent clients count with the duals that they keep
     adds_up = True
 
     def check(self, problem: Problem, population: int) -> None:

@@ -63,6 +63,7 @@ class FedMSA:
     local_clients: int = count(default=1, static=True)
 
     scopes = ("shared",)
+    aggregation = "biased"  # exchanges of a round build on one another
 
     def check(self, problem: Problem, population: int) -> None:
         if not 0 <= self.momentum <= 1:

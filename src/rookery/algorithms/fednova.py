@@ -38,6 +38,7 @@ class FedNova:
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")
+    aggregation = "ratio"  # normalised by the cohort's amount of work
 
     def round(self, state: State, cohort: Cohort) -> State:
         per_step, steps = cohort.average("steps", state.z)

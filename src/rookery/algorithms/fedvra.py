@@ -103,6 +103,7 @@ class FedVRA(VarianceReduced):
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")
+    aggregation = "biased"  # absent clients count with the duals that they keep
 
     def round(self, state: FedVRAState, cohort: Cohort) -> FedVRAState:
         z, u = self.exchange(state, cohort, "steps")

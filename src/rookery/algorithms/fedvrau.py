@@ -66,6 +66,7 @@ class FedVRAU(VarianceReduced):
     weight_decay: float = 0.0
 
     kinds = ("joint",)
+    aggregation = "biased"  # absent clients count with the duals that they keep
     uses = ("x",)
 
     def check(self, problem: Problem, population: int) -> None:

@@ -103,6 +103,7 @@ class TwoLoop:
     scopes = ("shared",)
     uses = ("x", "y")
     biased = True
+    aggregation = "biased"  # exchanges of a round build on one another
     fresh = True  # whether the steps of the upper round draw samples of their own; otherwise they take that of h
 
     @property

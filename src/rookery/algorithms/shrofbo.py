@@ -48,6 +48,8 @@ class ShroFBO(TwoRates):
     Algorithm 1, equations (7) and (8).
     """
 
+    aggregation = "ratio"  # rho is a ratio of sums over the cohort
+
     def round(self, state: ServerState, cohort: Cohort) -> ServerState:
         (h, scaled), work = self.ask(state, cohort)
         rho = work / cohort.weight

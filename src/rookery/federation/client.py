@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from rookery.federation.channels import receive, send
 from rookery.federation.epochs import Place
 from rookery.federation.keys import channel_key, client_key, loop_key, steps_key, whole_round_key
 from rookery.federation.ledger import ORACLES
+from rookery.federation.marks import Mark, mark_total, marked
 from rookery.federation.meter import Meter
 from rookery.federation.method import find_phase
 from rookery.federation.oracles import Oracles, ProgramConfig, Sample
@@ -181,21 +183,14 @@ class Client(Oracles):
         key = self.key if key is None else key
         fresh, steps = loop_key(key), jnp.asarray(self.steps(work), jnp.int32)
         passes = self._passes() if isinstance(work, Epochs) else None
-        around, meter = self._stretch, Meter()
+        around = self._stretch
         self._loops |= not isinstance(work, SingleStep)
 
-        def one(k: Any, carry: Any, place: Place | None) -> tuple[Any, jax.Array]:
-            """One step, and what loops and branches inside of it cost."""
-            nonlocal meter
+        def one(k: Any, carry: Any, place: Place | None) -> Any:
             own = jax.random.fold_in(fresh, k)
-            stretch = around._replace(meter=Meter(), inside="loop")
             if passes is not None:
-                stretch = stretch._replace(place=place, step_key=own)
-            with self._within(stretch) as meter:
-                after = step(carry, k, own)
-            return after, counts.zeros(len(ORACLES)) if meter.inside is None else meter.inside
-
-        one = jax.jit(one, inline=True)  # so that looking at a step and the loop share one trace of it
+                self._stretch = self._stretch._replace(place=place, step_key=own)
+            return step(carry, k, own)
 
         def through(body: Callable[[Any, Any, Place | None], Any], carry: Any) -> Any:
             if passes is not None:
@@ -204,44 +199,53 @@ class Client(Oracles):
                 return body(jnp.zeros((), jnp.int32), carry, None)
             return jax.lax.fori_loop(0, steps, lambda k, carry: body(jnp.asarray(k, jnp.int32), carry, None), carry)
 
-        # Where every step costs the same, nothing need be carried to know what all of them do.
-        compiled = not jax.config.jax_disable_jit  # type: ignore[attr-defined]
-        if compiled:
-            jax.eval_shape(one, jnp.zeros((), jnp.int32), carry, None if passes is None else passes.begin(key))
-        if compiled and meter.inside is None:
-            after = through(lambda k, carry, place: one(k, carry, place)[0], carry)
+        stretch = around._replace(meter=Meter(), inside="loop")
+        if self._plain:
+            return through(partial(self._run, stretch._replace(meter=around.meter), one), carry)
+        place = None if passes is None else jax.eval_shape(passes.begin, key)
+        traced = self._traced(one, stretch, jnp.zeros((), jnp.int32), carry, place)
+        if not traced.totals:  # every step costs the same
+            after = through(lambda *args: traced(*args)[0], carry)
             inside = counts.zeros(len(ORACLES))
         else:
 
             def counting(k: Any, both: tuple, place: Place | None) -> tuple:
-                after, inside = one(k, both[0], place)
-                return after, counts.plus(both[1], inside)
+                after, totals = traced(k, both[0], place)
+                return after, reduce(counts.plus, totals, both[1])
 
             after, inside = through(counting, (carry, counts.zeros(len(ORACLES))))
-        known = self._cost(Meter(meter.calls, meter.full, meter.passes), around.place if passes is None else None)
+        known = self._cost(stretch.meter, around.place if passes is None else None)
         total = counts.plus(inside, counts.times(known, jnp.maximum(steps, 0)))
         if passes is not None:
-            samples = counts.times(passes.samples(meter.passes), steps // passes.length)
+            samples = counts.times(passes.samples(stretch.meter.passes), steps // passes.length)
             total = total.at[:, 0].set(counts.plus(total[:, 0], samples))
-        around.meter.add(total)
-        return after
+        return self._counted_apart(after, total, "loop")
 
     def choose(self, flag: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """`then()` or `otherwise()`, whichever the traced flag says: only that one is run and counted."""
         around = self._stretch
+        if self._plain:
+            inside = around._replace(inside="choose")
+            return jax.lax.cond(flag, *(partial(self._run, inside, branch) for branch in (then, otherwise)))
 
         def counted(branch: Callable[[], Any]) -> Callable[[], tuple]:
+            own = Meter()
+            traced = self._traced(branch, around._replace(meter=own, inside="choose", branch=own))
+
             def run() -> tuple:
-                own = Meter()
-                with self._within(around._replace(meter=own, inside="choose", branch=own)):
-                    result = branch()
-                return result, self._cost(own, around.place)
+                result, totals = traced()
+                return result, reduce(counts.plus, totals, self._cost(own, around.place))
 
             return run
 
         result, total = jax.lax.cond(flag, counted(then), counted(otherwise))
-        around.meter.add(total)
-        return result
+        return self._counted_apart(result, total, "choose")
+
+    def _counted_apart(self, result: Any, total: jax.Array, call: str) -> Any:
+        """The result of a loop or a branch, marked with what it has cost."""
+        mark = Mark(f"client.{call}", self._executed)
+        mark_total(total, mark)
+        return marked(result, mark)
 
 
 def answer(
@@ -256,19 +260,24 @@ def answer(
 ) -> tuple[Answer, Traits]:
     """Runs a phase at a client; every engine goes through here."""
     client = Client(config, shard, call, record)
-    reply = find_phase(program, phase)(client, *message)
-    if update:
-        if not (isinstance(reply, tuple) and len(reply) == 2):
-            raise InputError(
-                f"phase {phase!r}: an update form needs (reply, new client state), not {type(reply).__name__}"
-            )
-        reply, state = reply
-    else:
-        _refuse_state(phase, reply, record.state)
-        state = record.state
-    _refuse_local(config.problem, phase, reply)
-    new = client._record._replace(state=state)
-    changed, lost = update or new.local is not record.local, ()
+
+    def run() -> tuple[Any, Any, Any]:
+        """The reply, and the new client state and local sequences where they may change."""
+        reply, state = find_phase(program, phase)(client, *message), None
+        if update:
+            if not (isinstance(reply, tuple) and len(reply) == 2):
+                raise InputError(
+                    f"phase {phase!r}: an update form needs (reply, new client state), not {type(reply).__name__}"
+                )
+            reply, state = reply
+        else:
+            _refuse_state(phase, reply, record.state)
+        _refuse_local(config.problem, phase, reply)
+        return reply, state, None if client._record.local is record.local else client._record.local
+
+    (reply, state, local), oracles = client._measured(run)
+    new = record._replace(state=state if update else record.state, local=record.local if local is None else local)
+    changed, lost = update or local is not None, ()
     if config.up is not None and phase not in program.silent:
         kept, whole = record.channels[phase] if record.channels else {}, reply
         reply, kept = send(config.up, reply, kept, channel_key(client.key))
@@ -276,7 +285,7 @@ def answer(
             lost = _difference(whole, received(config, phase, reply, record.channels)[0])
         if record.channels:
             new, changed = new._replace(channels={**record.channels, phase: kept}), True
-    return Answer(reply, new, client._cost(client._stretch.meter), lost), Traits(changed, client._loops)
+    return Answer(reply, new, oracles, lost), Traits(changed, client._loops)
 
 
 def _difference(whole: Any, received: Any) -> Any:

@@ -1,9 +1,9 @@
-"""What a client's work costs, counted while a phase is traced. Imports counts and the ledger's names."""
+"""The cost of a client's work in a stretch of a phase. Imports counts, marks and the ledger's names."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,24 +12,29 @@ import jax.numpy as jnp
 
 from rookery.federation import counts
 from rookery.federation.ledger import ORACLES
+from rookery.federation.marks import Draw
 
 
 @dataclass
 class Meter:
-    """The oracle calls of a stretch of a phase: of the phase itself, of one step of a loop, or of a branch.
-
-    Numbers that are known while the stretch is traced are whole numbers here; only what loops and branches inside of it
-    cost is traced.
+    """The oracle calls of a stretch of a phase: of the phase itself, of one step of a loop, or of a branch. The cost of
+    the loops and branches inside it is kept apart, as it may be known only when the program runs.
     """
 
     calls: Counter[str] = field(default_factory=Counter)  # of each of ORACLES; "samples" of minibatches of a known size
     full: Counter[str] = field(default_factory=Counter)  # level -> how often all of its examples were taken
     passes: Counter[str] = field(default_factory=Counter)  # draw -> minibatches of the epoch's step that were taken
-    inside: jax.Array | None = None
+    outside: dict[Draw, None] = field(default_factory=dict)  # draws used by the loops inside, and made before them
 
-    def add(self, total: jax.Array) -> None:
-        """Adds what a loop or a branch inside of the stretch has cost."""
-        self.inside = total if self.inside is None else counts.plus(self.inside, total)
+    def add(self, cost: Iterable[tuple[str, int]], times: int = 1) -> None:
+        """Adds calls of oracles."""
+        for name, amount in cost:
+            self.calls[name] += amount * times
+
+    def take(self, draw: Draw, times: int = 1) -> None:
+        """Adds a minibatch."""
+        counter = {"calls": self.calls, "full": self.full, "passes": self.passes}[draw.counter]
+        counter[draw.name] += draw.amount * times
 
     def total(self, examples: Callable[[str], Any], minibatch: Callable[[str], Any] | None = None) -> jax.Array:
         """The counts in the order of ORACLES, from a level's number of examples, and the size of a draw's minibatch in
@@ -41,5 +46,4 @@ class Meter:
             for draw, times in self.passes.items():
                 samples = counts.plus(samples, counts.times(counts.count(minibatch(draw)), times))
         others = [counts.count(self.calls[name]) for name in ORACLES if name != "samples"]
-        total = jnp.stack([samples, *others], axis=1)
-        return total if self.inside is None else counts.plus(total, self.inside)
+        return jnp.stack([samples, *others], axis=1)

@@ -76,6 +76,8 @@ _DEFAULTS = {
     "neighbours": False,  # whether clients talk to one another, which clients elsewhere cannot
     "adds_up": False,  # whether its server adds replies up over rounds, so that each of them has to be whole in the end
     "biased": False,  # whether it may come to rest off the solution, however small its steps
+    "stable": None,  # the kinds of problem on which it is stable at small steps; None: every kind that it solves
+    "aggregation": "unbiased",  # the mean over cohorts is the round of all clients; or a "ratio" of sums, or "biased"
 }
 
 
@@ -170,6 +172,11 @@ def has_start(program: Any) -> bool:
 def observed(program: Any, state: Any, clients: Any) -> dict[str, Any]:
     """What a method says of a run, for its history; `clients` are the states of all of them, stacked."""
     return program.observe(state, clients)
+
+
+def keeps_state(program: Any) -> bool:
+    """Whether a method's clients keep state between rounds."""
+    return getattr(type(program), "client", _no_client_state) is not _no_client_state
 
 
 def observes(program: Any) -> bool:

@@ -5,9 +5,10 @@ Imports problems, data and contracts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +18,11 @@ import numpy as np
 from rookery.data.batches import Batch, Part, Shard
 from rookery.data.federated import TRAINING, Augment
 from rookery.errors import InputError
+from rookery.federation import counts
 from rookery.federation.channels import Channel
 from rookery.federation.epochs import Minibatches, Passes, Place
 from rookery.federation.keys import augment_key
+from rookery.federation.marks import Draw, Mark, Traced, marked
 from rookery.federation.meter import Meter
 from rookery.memory import check_fits
 from rookery.problems.base import Problem
@@ -52,8 +55,8 @@ def held_in(precision: str) -> Any:
 
 
 class Stretch(NamedTuple):
-    """What is being traced of a phase: all of it, a step of a loop, or a branch; what that costs; and where in an epoch
-    it is, with the key of the epoch's step."""
+    """A part of a phase with a meter: the whole phase, a step of a loop, or a branch; and its place in an epoch, with
+    the key of the epoch's step."""
 
     meter: Meter
     inside: str = ""  # "loop" or "choose"
@@ -66,48 +69,52 @@ class Sample:
     """One draw of minibatches: "the same sample" is the same object.
 
     `index` holds positions among the client's own examples, `keys` what augmentations are drawn from, where there are
-    any. A minibatch counts as drawn when an oracle first uses it, where the sample was made: a sample before a loop is
-    drawn once, whatever the loop does with it. One that a branch uses first counts in that branch.
+    any. A minibatch is counted if an oracle uses it, where the sample was made: a sample made before a loop counts
+    once, whatever the loop does with it. One that a branch uses first counts in that branch.
     """
 
     def __init__(
         self,
         index: Mapping[str, Index],
         keys: Mapping[str, jax.Array] | None = None,
-        levels: Mapping[str, str] | None = None,
-        made_in: Stretch | None = None,
+        draws: Mapping[str, Draw] | None = None,
+        maker: Oracles | None = None,
     ):
         self.index = dict(index)
         self.keys = dict(keys or {})
-        self.levels = dict(levels or {})  # of the draws that are to be counted
-        self.made_in = made_in or Stretch(Meter())
-        self._counted: dict[str, list[Meter]] = {name: [] for name in self.levels}
+        self.draws = dict(draws or {})  # those that are counted
+        self.maker = maker
+        self.branch = None if maker is None else maker._stretch.branch
 
-    def use(self, name: str, here: Stretch | None = None) -> Index:
-        """A draw's positions, counted when they are asked for first; `here`: where that is."""
-        index, own = self.index[name], self.made_in
-        meter = own.meter if here is None or here.branch is own.branch or here.branch is None else here.branch
-        counted = self._counted.get(name, [own.meter])
-        if any(each is own.meter or each is meter for each in counted):
-            return index
-        counted.append(meter)
-        if index is None:
-            meter.full[self.levels[name]] += 1
-        elif isinstance(index, Part):
-            meter.passes[name] += 1
-        else:
-            meter.calls["samples"] += index.shape[0]
-        return index
+    def use(self, name: str, branch: Meter | None) -> Index:
+        """A draw's positions, for an oracle in a branch."""
+        if name in self.draws and branch in (None, self.branch):
+            self.draws[name].at_home = True
+        return self.index[name]
 
 
 def _flat(sample: Sample) -> tuple[tuple, None]:
-    """Its arrays. What becomes of them is not known, so all of them count as drawn."""
-    for name in sample.index:
-        sample.use(name)
+    """Its arrays. They may be used anywhere, so all of them count as drawn."""
+    for draw in sample.draws.values():
+        assert sample.maker is not None
+        sample.maker._use_at_home(draw)
     return (sample.index, sample.keys), None
 
 
 jax.tree_util.register_pytree_node(Sample, _flat, lambda _, children: Sample(*children))
+
+
+_HEARERS: list[Callable[[Oracles, jax.Array], None]] = []
+
+
+@contextmanager
+def hearing_draws(hear: Callable[[Oracles, jax.Array], None]) -> Iterator[None]:
+    """Inside the block, `hear(client, key)` is called for every fresh sample that a phase draws while Python runs."""
+    _HEARERS.append(hear)
+    try:
+        yield
+    finally:
+        _HEARERS.remove(hear)
 
 
 class Oracles:
@@ -118,6 +125,8 @@ class Oracles:
         self._problem: Any = problem  # as it is in this round
         self._shard = shard
         self._stretch = Stretch(Meter())
+        self._plain = bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]  # run operation by operation
+        self._drawn: dict[Draw, int] = {}  # then: the draws that no oracle has used so far, and how often each was made
 
     @property
     def dtype(self) -> Any:
@@ -136,14 +145,28 @@ class Oracles:
         `size`. `again`: it was drawn in another exchange of the round (by `round_key`), and is not counted anew."""
         index: dict[str, Index] = {}
         keys: dict[str, jax.Array] = {}
+        draws: dict[str, Draw] = {}
+        for hear in () if again else _HEARERS:
+            hear(self, key)
         for number, (name, level) in enumerate(self._problem.draws.items()):
             if only not in (None, level):
                 continue
-            index[name] = self._draw(name, key, number, size)
-            if index[name] is not None and self._augment(level):
+            positions = self._draw(name, key, number, size)
+            if not again:
+                draws[name] = self._cost_of(name, positions)
+                positions = marked(positions, Mark("client.sample", self._executed, draw=draws[name]))
+            index[name] = positions
+            if positions is not None and self._augment(level):
                 keys[name] = augment_key(key, number)
-        counted = {} if again else {name: self._problem.draws[name] for name in index}
-        return Sample(index, keys, counted, self._stretch)
+        return Sample(index, keys, draws, self)
+
+    def _cost_of(self, name: str, positions: Index) -> Draw:
+        """What a draw adds to a meter, if it is used."""
+        if positions is None:
+            return Draw("full", self._problem.draws[name], 1)
+        if isinstance(positions, Part):
+            return Draw("calls", "samples", int(positions.count)) if self._plain else Draw("passes", name, 1)
+        return Draw("calls", "samples", positions.shape[0])
 
     def _draw(self, name: str, key: jax.Array, number: int, size: int | None) -> Index:
         level, place = self._problem.draws[name], self._stretch.place
@@ -163,13 +186,13 @@ class Oracles:
 
     def direction(self, z: Sequences, sample: Sample) -> Sequences:
         """D_i(z; sample)."""
-        self._stretch.meter.calls.update(self._problem.oracles)
-        return Sequences.of(self._problem.direction(z.trees(), self._batches(sample)))
+        direction = Sequences.of(self._problem.direction(z.trees(), self._batches(sample)))
+        return self._counted(direction, "direction", self._problem.oracles, self._problem.draws, sample)
 
     def part(self, name: str, z: Sequences, sample: Sample) -> Vector:
         """D_i(z; sample) of one sequence, for methods that move one at a time: counted as one gradient."""
-        self._stretch.meter.calls["gradients"] += 1
-        return Vector(self._problem.direction(z.trees(), self._batches(sample))[name])
+        direction = Vector(self._problem.direction(z.trees(), self._batches(sample))[name])
+        return self._counted(direction, "part", {"gradients": 1}, self._problem.draws, sample)
 
     def lower_grad(self, x: Vector, y: Vector, sample: Sample) -> Vector:
         """grad_y g_i(x, y)."""
@@ -198,14 +221,72 @@ class Oracles:
                 f"client.{oracle}: it was asked for on a {self._problem.kind} problem, and bilevel ones have it; a "
                 'method that needs it says kinds = ("bilevel",)'
             )
-        self._stretch.meter.calls[cost] += 1
-        batch = self._batch(self._problem.draw_of[oracle], sample)
-        return Vector(getattr(self._problem, oracle)(*(vector.tree for vector in at), batch))
+        draw = self._problem.draw_of[oracle]
+        derivative = getattr(self._problem, oracle)(*(vector.tree for vector in at), self._batch(draw, sample))
+        return self._counted(Vector(derivative), oracle, {cost: 1}, [draw], sample)
+
+    def _counted(self, result: Any, oracle: str, cost: Mapping[str, int], draws: Iterable[str], sample: Sample) -> Any:
+        """The result of an oracle, with a mark of its cost."""
+        uses = tuple(sample.draws[name] for name in draws if name in sample.draws)
+        return marked(result, Mark(f"client.{oracle}", self._executed, tuple(cost.items()), uses))
+
+    def _executed(self, mark: Mark, times: Any) -> None:
+        """Counts a call that is run operation by operation."""
+        if not self._plain:
+            raise InputError(f"{mark.call} was called while the compiled program runs; call it in the phase itself.")
+        meter = self._stretch.meter
+        meter.add(mark.cost, times)
+        for draw in mark.uses:
+            meter.take(draw, self._drawn.pop(draw, 0))
+        if mark.draw is not None:
+            self._drawn[mark.draw] = times
+            if mark.draw.at_home:
+                meter.take(mark.draw, self._drawn.pop(mark.draw))
+
+    def _use_at_home(self, draw: Draw) -> None:
+        """Counts a draw where its sample was made."""
+        draw.at_home = True
+        self._stretch.meter.take(draw, self._drawn.pop(draw, 0))
+
+    def _measured(self, phase: Callable[[], Any]) -> tuple[Any, jax.Array]:
+        """Runs a phase; its result, and its cost in the order of ORACLES."""
+        if self._plain:
+            result = phase()
+            return result, self._cost(self._stretch.meter)
+        result, totals = self._traced(phase, self._stretch)()
+        return result, reduce(counts.plus, totals, self._cost(self._stretch.meter))
+
+    def _run(self, stretch: Stretch, function: Callable[..., Any], *args: Any) -> Any:
+        """Runs a function as a stretch of the phase."""
+        around, self._stretch = self._stretch, stretch
+        try:
+            return function(*args)
+        finally:
+            self._stretch = around
+
+    def _traced(self, function: Callable[..., Any], stretch: Stretch, *args: Any) -> Traced:
+        """Traces a stretch of the phase, and reads its marks into its meter."""
+
+        traced, meter = Traced(partial(self._run, stretch, function), *args), stretch.meter
+        made = {mark.draw for mark, _ in traced.marks if mark.draw is not None}
+        used = {draw: None for mark, _ in traced.marks for draw in mark.uses} | meter.outside
+        for mark, times in traced.marks:
+            meter.add(mark.cost, times)
+            if mark.draw is not None and (mark.draw.at_home or mark.draw in used):
+                meter.take(mark.draw, times)
+        for draw in used:
+            if draw in made:
+                continue
+            if stretch.inside == "loop":
+                self._stretch.meter.outside[draw] = None
+            elif not draw.at_home:
+                meter.take(draw)
+        return traced
 
     def _batch(self, name: str, sample: Sample) -> Batch:
         level = self._problem.draws[name]
         capacity = dict(self._config.capacity)[level]
-        batch = self._shard.batch(level, sample.use(name, self._stretch), capacity, self._config.dtype)
+        batch = self._shard.batch(level, sample.use(name, self._stretch.branch), capacity, self._config.dtype)
         return batch._replace(augment=self._augment(level), key=sample.keys.get(name))
 
     def _batches(self, sample: Sample) -> dict[str, Batch]:
@@ -228,15 +309,6 @@ class Oracles:
             number = jnp.ones((), jnp.int32) if size is None else (own + size - 1) // size
             draws[name] = Minibatches(own, size, number)
         return Passes(draws, {name: capacity[level] for name, level in self._problem.draws.items()})
-
-    @contextmanager
-    def _within(self, stretch: Stretch) -> Iterator[Meter]:
-        """Traces something as a stretch of its own; gives its meter."""
-        around, self._stretch = self._stretch, stretch
-        try:
-            yield stretch.meter
-        finally:
-            self._stretch = around
 
     def _cost(self, meter: Meter, place: Place | None = None) -> jax.Array:
         """What a meter has counted, in the order of ORACLES, at the size of this client."""

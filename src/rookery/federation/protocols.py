@@ -20,6 +20,8 @@ class Method(Protocol):
     kinds: tuple[str, ...] | None
     participation: str
     biased: bool
+    stable: tuple[str, ...] | None
+    aggregation: str
 
     def init(self, problem: Problem, z: Sequences) -> Any:
         """The server's state before the first round."""

@@ -5,7 +5,6 @@ The library's own methods are held to it by the tests, as scikit-learn's estimat
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from rookery.engines.local import Local
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError
 from rookery.federation.method import is_method
 from rookery.federation.rates import Decay, Rates
-from rookery.federation.sampling import All, Bernoulli, Sampling, Uniform, Weighted, WithReplacement
+from rookery.federation.sampling import Bernoulli, Sampling, Weighted, WithReplacement
 from rookery.federation.stages import Stage
 from rookery.problems.base import Problem
 from rookery.problems.exact import (
@@ -29,13 +28,13 @@ from rookery.problems.exact import (
     QuadraticMinimax,
 )
 from rookery.runs.analysis import fixed_point
+from rookery.runs.check_declared import cohorts_agree, draws_and_counts, is_stable
+from rookery.runs.check_runs import RATE, SMALL, checked_run, distance, field_names, flat, with_lr
 from rookery.runs.check_stage import check_stage
 from rookery.runs.findings import Findings, examined
 from rookery.runs.result import Result
 from rookery.runs.run import run
-from rookery.vectors import Tree
 
-RATE, SMALL = 0.1, 0.02
 CLIENTS, ON_A_GRAPH = 3, 4  # a ring of three is a complete graph
 
 # Problems with known answers, weighted and ragged, x and y of different sizes.
@@ -63,7 +62,9 @@ def check(method: Any) -> Findings:
     """Holds a method to what every method promises, on the problems with known answers that it solves; or a stage of a
     channel to what every stage does.
 
-    Of a method: its fixed point against the closed form; compiled against client by client, under every sampling
+    Of a method: its fixed point against the closed form; that it is stable at small step sizes; that its cohorts
+    give what all clients give, as it declares in `aggregation`; that every round and client draws afresh; its ledger
+    against a run operation by operation; compiled against client by client, under every sampling
     scheme; schedules; clients in another order; its precision; that other numbers compile nothing; that it goes on from
     where it stood; and how many exchanges and numbers a round takes. Of a stage: that arrays of several shapes come
     back, that it draws, loses and is unbiased as it says, the same on all engines, and exact fixed points with packed
@@ -82,7 +83,7 @@ def check(method: Any) -> Findings:
     if not is_method(cls):
         raise InputError(f"method: {cls.__name__} was given, which is no method; make it one with @rk.method")
     if isinstance(method, type):
-        method = method(**({"lr": Rates(RATE)} if "lr" in _field_names(method) else {}))
+        method = method(**({"lr": Rates(RATE)} if "lr" in field_names(method) else {}))
     found = Findings(cls.__name__)
     clients = ON_A_GRAPH if method.neighbours else CLIENTS
     fitting = {name: make(clients) for name, make in PROBLEMS.items() if fits(method, name)}
@@ -109,36 +110,13 @@ def fits(method: Any, name: str) -> bool:
     return scopes and (method.kinds is None or problem.kind in method.kinds)
 
 
-def _field_names(cls: Any) -> list[str]:
-    return [each.name for each in dataclasses.fields(cls)]
-
-
-def _flat(tree: Tree) -> np.ndarray:
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-
-def _with_lr(method: Any, lr: Any) -> Any:
-    return dataclasses.replace(method, lr=lr) if "lr" in _field_names(type(method)) else method
-
-
-def _run(method: Any, exact: Any, **options: Any) -> Result:
-    start = jax.tree.map(lambda leaf: leaf + 0.3, exact.start(leaves=2))
-    sampling = All() if method.participation == "all" else Uniform(2)
-    usual = {"rounds": 6, "precision": "float64", "sampling": sampling, "batch_size": 2, "seed": 5}
-    return run(exact.problem, method, exact.clients, **(usual | start | options))
-
-
-def _apart(a: Result, b: Result) -> float:
-    return max(float(np.abs(_flat(a.sequences[name]) - _flat(b.sequences[name])).max()) for name in a.sequences)
-
-
 def runs(method: Any, exact: Any) -> str:
     """It does some rounds, moves, and stays finite."""
-    result = _run(_with_lr(method, Rates(SMALL)), exact)
+    result = checked_run(with_lr(method, Rates(SMALL)), exact)
     assert result.status == "done", f"it diverges at step sizes of {SMALL}: {result.divergence}"
     begun = jax.tree.map(lambda leaf: leaf + 0.3, exact.start(leaves=2))
     moved = max(
-        float(np.abs(_flat(result.sequences[n]) - _flat(begun[n])).max()) for n in exact.problem.shared if n in begun
+        float(np.abs(flat(result.sequences[n]) - flat(begun[n])).max()) for n in exact.problem.shared if n in begun
     )
     assert moved > 0, "nothing has moved after six rounds"
     return f"moved by {moved:.2g} in six rounds"
@@ -150,7 +128,7 @@ def rests_at_the_solution(method: Any, exact: Any) -> str:
     for scale in (1.0, 2**-5, 2**-6):
         try:
             point = fixed_point(
-                exact.problem, _with_lr(method, Rates(RATE * scale)), exact.clients, **exact.start(leaves=2)
+                exact.problem, with_lr(method, Rates(RATE * scale)), exact.clients, **exact.start(leaves=2)
             )
         except InputError as refused:
             assert "affine" in str(refused), str(refused)
@@ -167,16 +145,16 @@ def rests_at_the_solution(method: Any, exact: Any) -> str:
 
 def engines_agree(method: Any, exact: Any) -> str:
     """Compiled, client by client and side by side: the same numbers and the same costs."""
-    method = _with_lr(method, Rates(SMALL))
-    compiled, worst = _run(method, exact), 0.0
+    method = with_lr(method, Rates(SMALL))
+    compiled, worst = checked_run(method, exact), 0.0
     for engine in ("eager", Local(at_once=2)):
         where = "client by client" if engine == "eager" else "with clients side by side"
-        worst = max(worst, _same_run(compiled, _run(method, exact, engine=engine), where))
+        worst = max(worst, _same_run(compiled, checked_run(method, exact, engine=engine), where))
     return f"compiled, client by client and side by side, to {worst:.1g}"
 
 
 def _same_run(one: Result, other: Result, where: str) -> float:
-    apart = _apart(one, other)
+    apart = distance(one, other)
     assert apart <= 1e-11, f"it is another run {where}: apart by {apart:.2g}"
     assert one.ledger == other.ledger, f"it costs something else {where}"
     return apart
@@ -186,19 +164,20 @@ def samples_clients(method: Any, exact: Any) -> str:
     """Under every sampling scheme it runs, and is the same compiled and client by client."""
     if method.participation == "all":
         return "not looked at: it needs all clients"
-    method, worst = _with_lr(method, Rates(SMALL)), 0.0
+    method, worst = with_lr(method, Rates(SMALL)), 0.0
     for name, scheme in SCHEMES.items():
-        compiled, eager = (_run(method, exact, sampling=scheme, engine=engine) for engine in ("local", "eager"))
+        compiled, eager = (checked_run(method, exact, sampling=scheme, engine=engine) for engine in ("local", "eager"))
         worst = max(worst, _same_run(compiled, eager, f"client by client, under {name} sampling"))
     return f"{', '.join(SCHEMES)}, to {worst:.1g}"
 
 
 def takes_schedules(method: Any, exact: Any) -> str:
     """A schedule that is constant is that constant."""
-    if "lr" not in _field_names(type(method)):
+    if "lr" not in field_names(type(method)):
         return "it has no lr"
-    apart = _apart(
-        _run(_with_lr(method, Rates(SMALL)), exact), _run(_with_lr(method, Rates(Decay(SMALL, power=0.0))), exact)
+    apart = distance(
+        checked_run(with_lr(method, Rates(SMALL)), exact),
+        checked_run(with_lr(method, Rates(Decay(SMALL, power=0.0))), exact),
     )
     assert apart <= 1e-12, f"a constant schedule is not that constant: apart by {apart:.2g}"
     return "rk.Decay as a number"
@@ -208,7 +187,7 @@ def order_of_clients(method: Any, exact: Any) -> str:
     """With full batches, clients in another order give the same trajectory."""
     if method.neighbours:
         return "may matter: neighbours are by their place"
-    method, order = _with_lr(method, Rates(SMALL)), [2, 0, 1]
+    method, order = with_lr(method, Rates(SMALL)), [2, 0, 1]
     start = jax.tree.map(lambda leaf: leaf + 0.3, exact.start(leaves=2))
     options = {"rounds": 6, "precision": "float64", **start}
     first = run(exact.problem, method, exact.clients, **options)
@@ -217,7 +196,7 @@ def order_of_clients(method: Any, exact: Any) -> str:
         return "may matter: it picks clients by itself, by their place in the cohort"
     other = run(exact.problem, method, exact.clients.subset(order), **options)
     shared = exact.problem.shared
-    apart = max(float(np.abs(_flat(first.sequences[n]) - _flat(other.sequences[n])).max()) for n in shared)
+    apart = max(float(np.abs(flat(first.sequences[n]) - flat(other.sequences[n])).max()) for n in shared)
     assert apart <= 1e-11, f"clients in another order give another run: apart by {apart:.2g}"
     return f"does not matter, to {apart:.1g}"
 
@@ -225,7 +204,7 @@ def order_of_clients(method: Any, exact: Any) -> str:
 def keeps_precision(method: Any, exact: Any) -> str:
     """Everything stays in the run's floating-point type."""
     for precision in ("float32", "float64"):
-        result = _run(_with_lr(method, Rates(SMALL)), exact, precision=precision, rounds=2)
+        result = checked_run(with_lr(method, Rates(SMALL)), exact, precision=precision, rounds=2)
         kinds = {str(leaf.dtype) for leaf in result.state.leaves if leaf.dtype.kind == "f"}
         assert kinds == {precision}, f"a {precision} run holds {', '.join(sorted(kinds))}"
     return "float32 and float64"
@@ -233,9 +212,9 @@ def keeps_precision(method: Any, exact: Any) -> str:
 
 def compiles_once(method: Any, exact: Any) -> str:
     """Other step sizes and another seed compile nothing."""
-    _run(_with_lr(method, Rates(SMALL)), exact, rounds=3)
+    checked_run(with_lr(method, Rates(SMALL)), exact, rounds=3)
     with _compilations() as count:
-        _run(_with_lr(method, Rates(SMALL / 2)), exact, rounds=5, seed=6)
+        checked_run(with_lr(method, Rates(SMALL / 2)), exact, rounds=5, seed=6)
     assert count[0] == 0, f"other step sizes and another seed compile {count[0]} programs anew"
     return "other numbers compile nothing"
 
@@ -258,16 +237,16 @@ def _compilations() -> Iterator[list[int]]:
 
 def goes_on(method: Any, exact: Any) -> str:
     """Stopped and continued, it ends where it would have."""
-    method = _with_lr(method, Rates(SMALL))
-    whole, half = _run(method, exact), _run(method, exact, rounds=3)
-    rest = _run(method, exact, rounds=3, state=half.state)
-    assert _apart(whole, rest) == 0, f"stopped and continued it is another run: apart by {_apart(whole, rest):.2g}"
+    method = with_lr(method, Rates(SMALL))
+    whole, half = checked_run(method, exact), checked_run(method, exact, rounds=3)
+    rest = checked_run(method, exact, rounds=3, state=half.state)
+    assert distance(whole, rest) == 0, f"stopped and continued it is another run: apart by {distance(whole, rest):.2g}"
     return "bit for bit"
 
 
 def costs(method: Any, exact: Any) -> str:
     """Every round takes the same exchanges; how many, and how many numbers, is told."""
-    result = _run(_with_lr(method, Rates(SMALL)), exact, every=1)
+    result = checked_run(with_lr(method, Rates(SMALL)), exact, every=1)
     exchanges = np.diff(result.history["exchanges"])
     assert exchanges.min() > 0, "a round takes place without an exchange"
     cohort = result.ledger.replies / result.ledger.exchanges
@@ -281,6 +260,9 @@ def costs(method: Any, exact: Any) -> str:
 CHECKS: dict[str, Callable[[Any, Any], str]] = {
     "runs": runs,
     "fixed point": rests_at_the_solution,
+    "stable": is_stable,
+    "cohorts": cohorts_agree,
+    "draws and counts": draws_and_counts,
     "engines agree": engines_agree,
     "sampling": samples_clients,
     "schedules": takes_schedules,
@@ -290,4 +272,4 @@ CHECKS: dict[str, Callable[[Any, Any], str]] = {
     "goes on": goes_on,
     "costs": costs,
 }
-EVERYWHERE = ("runs", "fixed point", "engines agree")  # on every problem that fits; the others on the first
+EVERYWHERE = ("runs", "fixed point", "stable", "engines agree")  # on every problem that fits; the others on the first
