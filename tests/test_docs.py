@@ -18,6 +18,7 @@ from benchmarks import drift, gallery
 from rookery.algorithms.registry import METHODS
 from rookery.cli import main
 from rookery.reproduce.registry import STUDIES
+from rookery.tasks.base import OnData
 from rookery.tasks.registry import TASKS
 
 ROOT = Path(__file__).parents[1]
@@ -165,11 +166,14 @@ def test_the_readme_names_every_method():
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_has_its_page(name):
-    """With its options and their defaults, a command, and a small picture of what it reaches."""
+    """With its options and their defaults, a command, and a small picture of what it reaches. The options of all tasks
+    on data are on the page about data."""
     text = (ROOT / "docs" / "tasks" / f"{name}.md").read_text()
+    of_tables = {field.name for field in dataclasses.fields(OnData)}
     for field in dataclasses.fields(TASKS[name]):
         shown = " ".join(map(str, field.default)) or "none" if isinstance(field.default, tuple) else field.default
-        assert f"| `--task.{field.name}` | {shown} |" in text
+        page = (ROOT / "docs" / "data.md").read_text() if field.name in of_tables else text
+        assert f"| `--task.{field.name}` | {shown} |" in page
     assert f"rookery run {name} " in text and f"({name}.png)" in text
     assert (ROOT / "docs" / "tasks" / f"{name}.png").stat().st_size < 60_000
     assert f"(tasks/{name}.md)" in (ROOT / "docs" / "tasks.md").read_text()

@@ -15,7 +15,8 @@ from rich.console import Console
 from rookery.algorithms.registry import find_method
 from rookery.cli.forms import fill, make_form, parse_form, parse_method, parse_options
 from rookery.cli.show import show_comparison, show_counts, show_results, show_study, show_tuning
-from rookery.data.catalogue import by_column, load
+from rookery.data.catalogue import by_column, load_with
+from rookery.data.own_tables import TableOptions, shown_data
 from rookery.data.partitions import class_counts, parse
 from rookery.engines.hosts import join, leads
 from rookery.engines.messaging import ClientsFailed, OnFailure
@@ -476,6 +477,13 @@ class DataOptions:
     """Draw clients x classes into a png."""
     out: Path | None = None
     """The png; by default NAME_PARTITION.png in the current folder."""
+    label: str = ""
+    """Column of a csv file to learn; by default its one column called label, target, class, y, outcome, diagnosis or
+    num."""
+    categories: tuple[str, ...] = ()
+    """Columns of a csv file that hold words or codes; each becomes one column per value."""
+    missing: Literal["refuse", "drop"] = "refuse"
+    """Rows of a csv file with empty cells: refuse the file, or drop the rows."""
 
 
 def data(arguments: list[str], console: Console) -> int:
@@ -486,12 +494,13 @@ def data(arguments: list[str], console: Console) -> int:
     form, name = make_form(run=DataOptions), words[0]
     options: DataOptions = fill(form, arguments[1:], f"rookery data {name}", "A dataset and its partition.").run
     source, partition = by_column(name, parse(options.partition))
-    dataset = load(source)
+    dataset = load_with(source, TableOptions(options.label, options.categories, options.missing))
     parts, names = dataset.deal(partition, options.clients, options.seed)
     counts = class_counts(dataset.train["label"], parts, dataset.classes)
     train, test = (len(part["label"]) for part in (dataset.train, dataset.test))
     shape = " x ".join(map(str, dataset.shape))
     console.print(f"{name}: {train} training and {test} test examples of {shape}, {dataset.classes} classes")
+    console.print(shown_data(dataset.about), markup=False, soft_wrap=True)
     console.print(f"{options.partition} over {len(parts)} clients, seed {options.seed}", markup=False)
     if names:
         who = ", ".join(f"{who} ({part.size})" for who, part in zip(names[:20], parts))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,9 +25,10 @@ from rookery.data import formats
 from rookery.data.datasets import Dataset, breast_cancer, digits, heart, standardising, wine
 from rookery.data.download import ChecksumError, DownloadError, checksum_of, fetch
 from rookery.data.inputs import Scale
+from rookery.data.own_tables import TableOptions, read_tables
 from rookery.data.partitions import Natural, Partition
 from rookery.data.parts import hold_out
-from rookery.data.tables import Reading, read_csv, records_of
+from rookery.data.tables import Reading, Records, read_csv, records_of
 from rookery.errors import AdviceWarning, InputError, unknown
 
 __all__ = ["DATASETS", "by_column", "cache_folder", "load"]
@@ -39,7 +40,6 @@ PACKINGS = (".gz", ".xz", ".bz2", "")
 HELD_OUT = 1 / 5
 
 LOCAL, TABLE = "libsvm:", "csv:"  # what stands before the path of a file, or of tables, of one's own
-LABELS = ("label", "target", "class", "y")  # columns of tables that are the label
 
 # Examples of the training and of the test file, where there is one.
 ROWS: dict[str, tuple[int, ...]] = {
@@ -100,9 +100,18 @@ MIRRORS: dict[str, tuple[str, ...]] = {
 }
 
 
-def load(name: str) -> Dataset:
+def load(
+    name: str, *, label: str = "", categories: Sequence[str] = (), missing: Literal["refuse", "drop"] = "refuse"
+) -> Dataset:
     """A dataset by its name in `DATASETS`; or one's own: a LIBSVM file as `libsvm:PATH`, a csv file per client as
     `csv:FOLDER`, or one csv file with a column that says whose a row is, as `csv:FILE#COLUMN`.
+
+    Args:
+      name: Name of the dataset.
+      label: Column of a csv file to learn; empty: its only column with a known name (label, target, class, y, outcome,
+        diagnosis or num, in any case). A file without such a column, or with several, is refused.
+      categories: Columns of a csv file that hold words or codes; each becomes one column per value.
+      missing: "refuse" rows of a csv file with empty cells, or "drop" them.
 
     What was loaded is kept: loading it again is immediate, as long as its files are the same. Its arrays are
     read-only. A file of one's own has `PATH.t` beside it for its test set; else a fifth of each class is held out.
@@ -110,16 +119,22 @@ def load(name: str) -> Dataset:
     >>> load("digits").train["input"].shape
     (1438, 64)
     """
+    return load_with(name, TableOptions(label, tuple(categories), missing))
+
+
+def load_with(name: str, options: TableOptions) -> Dataset:
+    """The same, with the options of a table in one value."""
     if not isinstance(name, str):
         raise InputError(f"data: {name!r} was given; the name of a dataset is needed, such as 'mnist'")
     if (given := _STANDING_IN.get()) is not None and name == given.name:
         return given
+    if name.startswith(TABLE):
+        return _load_table(name, options)
+    if name not in DATASETS and not name.startswith(LOCAL):
+        raise unknown("data", name, [*DATASETS, f"{LOCAL}PATH", f"{TABLE}PATH"])
+    options.refuse_for(name)
     if name.startswith(LOCAL):
         return _load_local(name)
-    if name.startswith(TABLE):
-        return _load_table(name)
-    if name not in DATASETS:
-        raise unknown("data", name, [*DATASETS, f"{LOCAL}PATH", f"{TABLE}PATH"])
     return DATASETS[name][1]()
 
 
@@ -305,37 +320,34 @@ def by_column(name: str, partition: Partition) -> tuple[str, Partition]:
     return name, partition
 
 
-def _load_table(name: str) -> Dataset:
+def _load_table(name: str, options: TableOptions) -> Dataset:
     """Tables of one's own: a folder with a csv file per client, or one file, with the column that says whose a row is
-    behind a #. The label is the column "label", "target", "class" or "y", or else the last one."""
+    behind a #."""
     path, _, column = name.removeprefix(TABLE).partition("#")
     place = Path(path).expanduser().absolute()
     if place.is_dir():
         if column:
             raise InputError(f"data: {name!r} was given; a column is named of one file, and {path!r} is a folder")
-        return _load(_table, tuple(sorted(place.glob("*.csv"))) or (place,))
+        return _load(_TableReader(options), tuple(sorted(place.glob("*.csv"))) or (place,))
     if not place.is_file():
         raise InputError(f"data: {name!r} was given; csv:FOLDER, a csv file per client, or csv:FILE#COLUMN is needed")
-    return _load(partial(_table, column=column or None) if column else _table, (place,))
+    return _load(_TableReader(options, column or None), (place,))
 
 
-def label_of(columns: Sequence[str]) -> str:
-    """The column of a table that is the label: one that is called so, or else the last."""
-    return next((name for name in LABELS if name in columns), columns[-1])
+@dataclass(frozen=True)
+class _TableReader:
+    """Makes a dataset of csv files; equal readers share what was read."""
 
+    options: TableOptions
+    column: str | None = None
 
-def _table(*paths: Path, column: str | None = None) -> Dataset:
-    """The dataset of csv files."""
-    if paths[0].is_dir():
-        raise InputError(f"data: {str(paths[0])!r} holds no csv file; one per client is needed")
-    single = len(paths) == 1
-    tables: Any = {path.stem: read_csv(path) for path in paths}
-    columns = next(iter(tables.values()))
-    label = label_of([name for name in columns if name != column])
-    records = records_of(columns if column else tables, column, Reading(label=label))
-    if not records.classes:
-        raise InputError(f"data: the label {label!r} of {str(paths[0])!r} has no classes; the tasks here learn classes")
-    return _of_records(paths[0].stem if single else paths[0].parent.name, records, owned=bool(column) or not single)
+    def __call__(self, *paths: Path) -> Dataset:
+        if paths[0].is_dir():
+            raise InputError(f"data: {str(paths[0])!r} holds no csv file; one per client is needed")
+        single, column = len(paths) == 1, self.column
+        tables: Any = {path.stem: read_csv(path) for path in paths}
+        records = read_tables(tables[paths[0].stem] if column else tables, column, self.options)
+        return _of_records(paths[0].stem if single else paths[0].parent.name, records, owned=bool(column) or not single)
 
 
 def _heart() -> Dataset:
@@ -345,7 +357,7 @@ def _heart() -> Dataset:
     )
 
 
-def _of_records(name: str, records: Any, owned: bool) -> Dataset:
+def _of_records(name: str, records: Records, owned: bool) -> Dataset:
     """A dataset of clients' records; a fifth of every client's examples of each class is held out for the test set, in
     a way that depends on no other client."""
     inputs = np.concatenate([own["input"] for own in records.data])
@@ -365,6 +377,7 @@ def _of_records(name: str, records: Any, owned: bool) -> Dataset:
         records.names if owned else (),
         records.columns,
         owner[held_out] if owned else None,
+        records.label,
     )
 
 

@@ -39,6 +39,7 @@ class Dataset:
       owners: who these are.
       test_owner: of every test example, whose it is, likewise.
       columns: what the inputs are called, where they came from a table.
+      label: Column of the table that is the label; empty: it did not come from a table.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Dataset:
     owners: tuple[str, ...] = field(default=(), repr=False)
     columns: tuple[str, ...] = field(default=(), repr=False)
     test_owner: np.ndarray | None = field(default=None, repr=False)
+    label: str = field(default="", repr=False)
 
     def __post_init__(self):
         if self.scale is None:
@@ -62,6 +64,16 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """The shape of one input: (height, width, channels), or (features,)."""
         return self.scale.shape
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Label, classes and inputs, as a run's results state them."""
+        return {
+            "label": self.label or "label",
+            "classes": list(self.class_names),
+            "inputs": list(self.columns),
+            "shape": "x".join(map(str, self.shape)),
+        }
 
     def has_own_tests(self, scheme: partitions.Partition | str) -> bool:
         """Whether a partition is that of the data's own clients, and each of them has test examples of its own."""
@@ -135,7 +147,7 @@ class Dataset:
         else:
             data = [self._split(part, validation, i, seed) for i, part in enumerate(parts)]
         made = federate(data, weights=weights, augment=augment, test=test)
-        return replace(made, names=names or made.names, columns=self.columns)
+        return replace(made, names=names or made.names, columns=self.columns, about=self.about)
 
     def deal(
         self, scheme: partitions.Partition | str, clients: int, seed: int
@@ -150,7 +162,7 @@ class Dataset:
                 "or a text such as 'dirichlet:0.2'"
             )
         if not isinstance(scheme, partitions.Natural):
-            return scheme.assign(self.train["label"], clients, seed), ()
+            return partitions.deal(scheme, self.train["label"], clients, seed), ()
         owner, _, owners = self._owners(scheme)
         parts = {name: np.flatnonzero(owner == number) for number, name in enumerate(owners)}
         parts = {name: part for name, part in parts.items() if part.size}  # some may have test examples alone

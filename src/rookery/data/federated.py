@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
@@ -37,6 +37,7 @@ class Clients:
     classes: tuple[Any, ...] = ()  # what the labels stand for, likewise
     test: Level | None = None  # their own test examples, which no step sees
     source: Source | None = None  # where the examples are, if not in memory
+    about: Mapping[str, Any] = field(default_factory=dict)  # label, classes and inputs, as results state them
 
     def __post_init__(self):
         if not self.names:
@@ -89,7 +90,7 @@ class Clients:
         test = None if self.test is None else [self.own_test(i) for i in indices]
         some = federate([self.client(i) for i in indices], weights / weights.sum(), self.augment, test=test)
         names = tuple(self.names[i] for i in indices)
-        return replace(some, names=names, columns=self.columns, classes=self.classes)
+        return replace(some, names=names, columns=self.columns, classes=self.classes, about=self.about)
 
     def __repr__(self) -> str:
         return f"Clients({self.described()})"
@@ -162,11 +163,14 @@ def federate(
     if isinstance(data, Source):
         given = {"by": by, "validation": validation, "test": test, "standardise": standardise or None, **vars(reading)}
         return _streamed(data, weights, augment, given)
-    names, inputs, values = (), (), ()
+    names, inputs, values, about = (), (), (), {}
     if isinstance(data, Sequence | Mapping) and not data:
         raise InputError("data: no client was given; at least one is needed")
+    _refuse_one_dataset(data, by)
     if _are_tables(data, by, reading):
-        data, names, inputs, values = records_of(data, by, reading)
+        data, names, inputs, values, target = records_of(data, by, reading)
+        about = {"label": target, "classes": [str(value) for value in values]} if target else {}
+        about["inputs"] = list(inputs)
     else:
         for name, value in vars(reading).items():
             if value != getattr(Reading(), name):
@@ -194,7 +198,8 @@ def federate(
     held = None if tests is None else _flatten(tests, "test", names)
     if held is not None and held.offset.dtype != np.int32:
         raise InputError(f"test: {held.size.sum(dtype=np.int64)} examples were given, beyond what a device counts")
-    return Clients(levels, _weights(weights, sizes), _checked_augment(augment), names, inputs, values, held)
+    shares = _weights(weights, sizes)
+    return Clients(levels, shares, _checked_augment(augment), names, inputs, values, held, about=about)
 
 
 def _streamed(source: Source, weights: Any, augment: Augment | None, given: Mapping[str, Any]) -> Clients:
@@ -218,6 +223,32 @@ def _checked_augment(augment: Any) -> Augment | None:
     if augment is not None and not callable(augment):
         raise InputError(f"augment: {augment!r} was given; a function of a key and an example is needed")
     return augment
+
+
+FIELDS = ("input", "inputs", "feature", "features", "x", "label", "labels", "target", "targets", "y")
+
+
+def _refuse_one_dataset(data: Any, by: str | None) -> None:
+    """Refuses a dict of arrays that is one dataset: its arrays would be taken for the data of one client each."""
+    if by is not None or not isinstance(data, Mapping) or len(data) < 2:
+        return
+    if not all(isinstance(value, np.ndarray | jax.Array | list) for value in data.values()):
+        return
+    try:
+        arrays = {str(name): np.asarray(value) for name, value in data.items()}
+    except ValueError:  # a list of rows of different lengths is no column
+        return
+    if any(array.ndim == 0 for array in arrays.values()) or len({len(array) for array in arrays.values()}) > 1:
+        return
+    columns = any(isinstance(value, list) for value in data.values())
+    named = any(name.lower() in FIELDS for name in arrays)
+    if columns or named or len({(array.shape[1:], array.dtype.kind) for array in arrays.values()}) > 1:
+        names = " and ".join(map(repr, list(arrays)[:5])) + " and more" * (len(arrays) > 5)
+        raise InputError(
+            f"data must have one entry per client; got one dataset, with {names} of {len(next(iter(arrays.values())))} "
+            'examples each. Give a list with one such dict per client, or one table with by="COLUMN", the column that '
+            "names the client"
+        )
 
 
 def _are_tables(data: Any, by: str | None, reading: Reading) -> bool:

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from rookery.data.catalogue import DATASETS, HELD_OUT, TABLE, label_of, load
+from rookery.data.catalogue import DATASETS, HELD_OUT, TABLE, load_with
 from rookery.data.datasets import Dataset
 from rookery.data.inputs import Scale
+from rookery.data.own_tables import TableOptions, choose_label, read_tables
 from rookery.data.parts import hold_out
-from rookery.data.tables import Reading, is_frame, plain, read_csv, records_of
+from rookery.data.tables import columns_of, is_empty, is_frame, plain, read_csv
 from rookery.errors import InputError, failing, unknown
 
 MOST = 10**9  # examples of a site at most, and columns
@@ -34,6 +35,7 @@ class Holding:
     test: Mapping[str, np.ndarray]
     columns: tuple[str, ...]
     classes: tuple[Any, ...]
+    label: str
 
     def facts(self) -> dict[str, Any]:
         """What the server is told of it, as json has it: how many examples, which columns and classes, and of every
@@ -45,22 +47,25 @@ class Holding:
             "test": len(self.test["label"]),
             "columns": list(self.columns),
             "classes": list(self.classes),
+            "label": self.label,
             "mean": mean.tolist(),
             "squares": ((inputs - mean) ** 2).sum(axis=0).tolist(),
         }
 
 
-def read_holding(source: str) -> Holding:
+def read_holding(source: str, options: TableOptions | None = None) -> Holding:
     """What a site's own source holds: `csv:FILE`; `NAME#CLIENT`, a client of a dataset that has clients of its own; or
-    `MODULE:FUNCTION`, a function that gives a table, or `{"input": ..., "label": ...}`."""
+    `MODULE:FUNCTION`, a function that gives a table, or `{"input": ..., "label": ...}`. `options` say how a table is
+    read."""
+    options = options or TableOptions()
     if source.startswith(TABLE):
         path = Path(source.removeprefix(TABLE)).expanduser()
         if not path.is_file():
             raise InputError(f"data: {source!r} was given; the csv file of one site is needed")
-        return _of_table(read_csv(path), str(path))
+        return _of_table(read_csv(path), str(path), options)
     name, hash_, client = source.partition("#")
     if hash_ and name in DATASETS:
-        return _of_client(load(name), client)
+        return _of_client(load_with(name, options), client)
     module, colon, function = source.rpartition(":")
     if not colon:
         raise InputError(
@@ -74,21 +79,22 @@ def read_holding(source: str) -> Holding:
         found = {name: inputs[:, place] for place, name in enumerate(names)} | {"label": np.asarray(found["label"])}
     if not (is_frame(found) or isinstance(found, Mapping)):
         raise InputError(f"data: {source!r} gives {type(found).__name__}; a table with columns by name is needed")
-    return _of_table(found, source)
+    return _of_table(found, source, options)
 
 
-def _of_table(table: Any, source: str) -> Holding:
+def _of_table(table: Any, source: str, options: TableOptions) -> Holding:
     """The holding in a table; a fifth of each class is held out, as every site does with its own."""
-    label = label_of(list(getattr(table, "columns", table)))
-    values = sorted({plain(value) for value in np.asarray(table[label]).tolist()}, key=lambda v: (str(type(v)), v))
-    if not all(type(value) in (int, str) for value in values):
+    label = choose_label(columns_of(table), options.label)
+    cells = [plain(value) for value in np.asarray(table[label]).tolist()]
+    values = sorted({value for value in cells if not is_empty(value)}, key=lambda v: (str(type(v)), v))
+    if not values or not all(type(value) in (int, str) for value in values):
         raise InputError(f"data: the label {label!r} of {source!r} has no classes; the tasks here learn classes")
     padded = values if len(values) > 1 else [*values, _other(values[0])]  # a site may see one class alone
-    records = records_of([table], None, Reading(label=label, classes=padded))
+    records = read_tables({"0": table}, None, options, classes=padded)
     own = {"input": records.data[0]["input"].astype(np.float32), "label": records.data[0]["label"]}
     held = hold_out(f"data: the held-out fraction of {source}", own["label"], HELD_OUT, seed=0, rare=True)
     train, test = ({name: array[where] for name, array in own.items()} for where in (~held, held))
-    return Holding(train, test, records.columns, tuple(values))
+    return Holding(train, test, records.columns, tuple(values), label)
 
 
 def _other(value: Any) -> Any:
@@ -102,7 +108,7 @@ def _of_client(dataset: Dataset, client: str) -> Holding:
     number = dataset.owners.index(client)
     parts = ((dataset.train, dataset.owner), (dataset.test, dataset.test_owner))
     train, test = ({name: array[owner == number] for name, array in part.items()} for part, owner in parts)
-    return Holding(train, test, dataset.columns, dataset.class_names)
+    return Holding(train, test, dataset.columns, dataset.class_names, dataset.label)
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,7 @@ class Outline:
     classes: tuple[Any, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    labels: tuple[str, ...]  # the label's column at every site; all are the same
 
     @classmethod
     def of(cls, facts: Mapping[str, Mapping[str, Any]]) -> Outline:
@@ -131,12 +138,19 @@ class Outline:
                     f"data: site {name!r} and site {names[0]!r} do not have the same columns: {differ[0]!r} is at one "
                     "of them alone"
                 )
+            if facts[name]["label"] != first["label"]:
+                raise InputError(
+                    f"data: site {name!r} learns the column {facts[name]['label']!r} and site {names[0]!r} "
+                    f"{first['label']!r}; name the same label for all with --task.label NAME"
+                )
         classes = sorted({value for name in names for value in facts[name]["classes"]}, key=lambda v: (str(type(v)), v))
         if len({type(value) for value in classes}) > 1 or len(classes) < 2:
             raise InputError(f"data: the sites' labels are {classes}; two or more classes of one kind are needed")
         mean, std = _pooled([_in_order(facts[name], first["columns"]) for name in names])
         train, test = (tuple(facts[name][part] for name in names) for part in ("train", "test"))
-        return cls(names, train, test, tuple(first["columns"]), tuple(classes), mean, std)
+        return cls(
+            names, train, test, tuple(first["columns"]), tuple(classes), mean, std, (first["label"],) * len(names)
+        )
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -166,6 +180,7 @@ class Outline:
             self.names,
             self.columns,
             owner(self.test),
+            self.labels[0],
         )
 
     def _rows(self, site: str, size: int, part: str, own: Holding | None) -> Mapping[str, np.ndarray]:
@@ -190,6 +205,7 @@ def _check_facts(name: str, facts: Mapping[str, Any]) -> None:
         0 < width <= MOST
         and all(isinstance(column, str) for column in facts["columns"])
         and all(type(facts.get(part)) is int and 0 < facts[part] <= MOST for part in ("train", "test"))
+        and isinstance(facts.get("label"), str)
         and isinstance(facts.get("classes"), list)
         and all(type(value) in (int, str) for value in facts["classes"])
         and all(

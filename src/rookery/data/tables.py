@@ -29,6 +29,7 @@ class Records(NamedTuple):
     names: tuple[str, ...]
     columns: tuple[str, ...]
     classes: tuple[Any, ...]
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ def is_grouped(value: Any) -> bool:
     return hasattr(value, "groups") and hasattr(value, "__iter__")
 
 
+def columns_of(table: Any) -> list[Any]:
+    """The names of a table's columns."""
+    return list(getattr(table, "columns", table))
+
+
 def records_of(data: Any, by: str | None, reading: Reading) -> Records:
     """The records of tables: a frame with a column that says whose a row is, frames by name, a list, or a groupby."""
     frames = _frames(data, by, reading)
@@ -86,7 +92,7 @@ def records_of(data: Any, by: str | None, reading: Reading) -> Records:
         if label is not None:
             own["label"] = label[name]
         examples.append(own)
-    return Records(examples, tuple(tables), columns, classes)
+    return Records(examples, tuple(tables), columns, classes, reading.label or "")
 
 
 def _frames(data: Any, by: str | None, reading: Reading) -> dict[str, dict[str, np.ndarray]]:
@@ -122,7 +128,7 @@ def _columns(who: str, frame: Any) -> dict[str, np.ndarray]:
     """A frame's columns as arrays, by name."""
     if not (is_frame(frame) or isinstance(frame, Mapping)):
         raise InputError(f"data: {who} is {type(frame).__name__}; a table with columns by name is needed")
-    names: list[Any] = list(getattr(frame, "columns", frame))
+    names = columns_of(frame)
     for name in names:
         if not isinstance(name, str):
             raise InputError(f"data: {who} has the column {name!r}; names of columns are texts")
@@ -216,13 +222,14 @@ def _is_missing(column: np.ndarray) -> np.ndarray:
     if column.dtype.kind == "f":
         return np.isnan(column)
     if column.dtype.kind in "OUS":
-        return np.array([_empty(value) for value in column.tolist()], bool)
+        return np.array([is_empty(value) for value in column.tolist()], bool)
     if column.dtype.kind in "mM":
         return np.isnat(column)
     return np.zeros(column.shape, bool)
 
 
-def _empty(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
+    """Whether a cell holds nothing."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     if isinstance(value, str):
@@ -248,7 +255,7 @@ def _without_missing(name: str, table: dict[str, np.ndarray], missing: str) -> d
         column = next(column for column, where in lost.items() if where.any())
         raise InputError(
             f"data: client {name!r}, column {column!r} is empty in {_rows(lost[column])}; fill the cells, or give "
-            'missing="drop" to leave such rows out'
+            'missing="drop" (--task.missing drop) to leave such rows out'
         )
     if any_lost.all():
         empty = [column for column, where in lost.items() if where.all()]
@@ -304,7 +311,8 @@ def _encoded(client: str, column: str, values: np.ndarray, coded: tuple[Any, ...
         where = int(np.flatnonzero(wrong)[0])
         raise InputError(
             f"data: client {client!r}, column {column!r} holds {values.tolist()[where]!r} in {_rows(wrong)}; make "
-            f"numbers of it, or give categories=[{column!r}] to turn each value into a column, alike at all clients"
+            f"numbers of it, or give categories=[{column!r}] (--task.categories {column}) to turn each value into a "
+            "column, alike at all clients"
         )
     if (infinite := ~np.isfinite(numbers)).any():
         raise InputError(

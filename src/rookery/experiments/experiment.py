@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from rookery.algorithms.registry import find_method
 from rookery.data.catalogue import by_column
+from rookery.data.own_tables import shown_data
 from rookery.data.partitions import Natural, parse
 from rookery.engines.hosts import leads, meet
 from rookery.errors import AdviceWarning, InputError
@@ -30,7 +31,7 @@ from rookery.runs.checkpoint import Checkpoints, Continued, latest_round
 from rookery.runs.folder import HistoryFile, open_folder, versions, write_results
 from rookery.runs.result import HISTORY, RESULT, Result
 from rookery.runs.run import Interrupted, continue_run, run
-from rookery.tasks.base import Assembly
+from rookery.tasks.base import Assembly, OnData, find_dataset
 from rookery.tasks.registry import find_task
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
@@ -112,6 +113,10 @@ class Experiment:
             raise InputError(f"target: {options.target} was given; a finite number is needed")
         assembly = task.assemble(partition, options.clients, options.seed, tuning=tuning)
         assembly.check_target(options.target)
+        if isinstance(task, OnData):  # tasks may make clients anew, without what a dataset says of itself
+            about = find_dataset(task.data, table=task.table).about  # type: ignore[attr-defined]
+            clients = dataclasses.replace(assembly.clients, about=about)
+            assembly = dataclasses.replace(assembly, clients=clients)
         return assembly
 
     def _cohort(self, population: int) -> int:
@@ -232,7 +237,10 @@ def launch(
             described = experiment.to_json()
             assembly = experiment.assemble()
             say(assembly.clients.described())
+            if said := shown_data(assembly.clients.about):
+                say(said)
             told = {"main_metric": assembly.main_metric, "falling": assembly.falling, "versions": versions()}
+            told["data"] = dict(assembly.clients.about)
             write_text(opened / CONFIG, json.dumps(described | told, indent=1))
             result = go(experiment, assembly, opened, callbacks, resumed=False)
         finish(opened, result, experiment, assembly)

@@ -42,7 +42,7 @@ from rookery.runs.folder import versions
 from rookery.runs.measured import awaited_rates, measuring_run, with_measured
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import describe
-from rookery.tasks.base import Assembly
+from rookery.tasks.base import Assembly, table_of
 from rookery.vectors import row
 
 HELLO, GOODBYE = "hello", "goodbye"  # what a site can be asked, besides `JOIN` and what its clients can
@@ -122,7 +122,7 @@ class Site:
     def _own(self) -> Holding:
         assert self._data is not None
         if self._holding is None:
-            self._holding = read_holding(self._data)
+            self._holding = read_holding(self._data, table_of(self.experiment.task))
         return self._holding
 
     def _outline(self, header: Mapping[str, Any]) -> Outline | None:

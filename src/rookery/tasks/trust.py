@@ -80,7 +80,7 @@ class Trust(Nested):
             checked=(0 < self.checked < 1, "a number strictly between 0 and 1"),
             ridge=(self.ridge > 0, "a positive number"),
         )
-        dataset = find_dataset(self.data, tuning)
+        dataset = find_dataset(self.data, tuning, self.table)
         network = find_network("mlp", dataset, (), ("mlp",))
         sites = dataset.partition(partition, clients=clients, seed=seed, validation=self.checked, own_test=True)
         records = [sites.client(i) for i in range(sites.population)]
