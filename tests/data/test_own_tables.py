@@ -110,7 +110,7 @@ def test_every_task_on_data_reads_tables_by_its_options(name, tmp_path):
     assemble = lambda **options: TASKS[name](data=data, **options).assemble(rk.IID(), 2, 0)
     with pytest.raises(rk.InputError, match="label must be named"):
         assemble()
-    with pytest.raises(rk.InputError, match="task.label: 'sic' is not known .did you mean 'sick'"):
+    with pytest.raises(rk.InputError, match=r"task.label: 'sic' is not known .did you mean 'sick'"):
         assemble(label="sic")
 
 

@@ -498,11 +498,8 @@ def deal(partition: Partition, labels: np.ndarray, clients: int, seed: int) -> l
 
     The partitions of this module promise that. One of a user's own may not, and would count examples twice.
     """
-    parts, who, count = (
-        partition.assign(labels, clients, seed),
-        f"partition: {type(partition).__name__}.assign",
-        len(labels),
-    )
+    who, count = f"partition: {type(partition).__name__}.assign", len(labels)
+    parts = partition.assign(labels, clients, seed)
     if not isinstance(parts, Sequence | np.ndarray):
         raise InputError(f"{who} must give a list with one array of indices per client; got {parts!r}")
     if len(parts) != clients:
