@@ -57,6 +57,7 @@ def test_a_minibatch_is_the_mean_of_its_examples():
 
 def test_weights():
     np.testing.assert_allclose(federate(RAGGED).weights, [0.5, 0.5])
+    np.testing.assert_allclose(federate(RAGGED, weights="equal").weights, [0.5, 0.5])
     np.testing.assert_allclose(federate(RAGGED, weights="size").weights, [0.75, 0.25])
     np.testing.assert_allclose(federate(RAGGED, weights=[0.1, 0.9]).weights, [0.1, 0.9])
     np.testing.assert_allclose(federate(RAGGED, weights=[0.1, 0.9]).subset([1]).weights, [1.0])
@@ -79,7 +80,7 @@ def test_weights():
         (RAGGED, [0.5, 0.4], "weights: they sum to 0.9; they must sum to 1"),
         (RAGGED, [1.5, -0.5], "weights: -0.5 was given; every weight must be finite and not negative"),
         (RAGGED, [1.0], "weights: shape (1,) was given for 2 clients"),
-        (RAGGED, "sizes", "weights: 'sizes' was given; allowed are None, \"size\" and one number per client"),
+        (RAGGED, "sizes", "weights must be \"size\", \"equal\", None or one number per client; got 'sizes'"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(data, weights, sentence):

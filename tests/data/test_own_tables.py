@@ -9,7 +9,9 @@ import pytest
 
 import rookery as rk
 from rookery.cli import main
-from rookery.data.own_tables import KNOWN_LABELS, choose_label
+from rookery.data.catalogue import load_with
+from rookery.data.own_tables import KNOWN_LABELS, TableOptions, choose_label
+from rookery.data.sites import Outline, read_holding
 from rookery.tasks.base import OnData
 from rookery.tasks.registry import TASKS
 
@@ -116,3 +118,126 @@ def test_every_task_on_data_reads_tables_by_its_options(name, tmp_path):
 
 def test_only_one_task_has_no_data():
     assert set(TASKS) - set(ON_DATA) == {"riskaverse"}
+
+
+# Scaling.
+
+WILD = 9_999_999.0
+
+
+def two_sites(wild=0):
+    """Inputs of two sites of different size, location and spread; some cells of the smaller one are wild."""
+    rng = np.random.default_rng(3)
+    large, small = rng.normal(50, 5, (80, 2)), rng.normal(10, 2, (20, 2))
+    small[:wild, 0] = WILD
+    label = lambda rows: (np.arange(len(rows)) % 2).tolist()
+    return {
+        name: {"a": rows[:, 0], "b": rows[:, 1], "label": label(rows)}
+        for name, rows in (("large", large), ("small", small))
+    }
+
+
+def write_folder(folder, tables):
+    folder.mkdir(exist_ok=True)
+    for name, table in tables.items():
+        rows = zip(*(np.asarray(column).tolist() for column in table.values()))
+        lines = [",".join(table), *(",".join(map(str, row)) for row in rows)]
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    return f"csv:{folder}"
+
+
+def inputs_of(dataset, owner):
+    """A client's training inputs as a network sees them."""
+    return np.asarray(dataset.scale(dataset.train["input"][dataset.owner == owner]), np.float64)
+
+
+def test_true_stands_for_pooled_in_python_as_for_the_command():
+    clients = rk.federate(two_sites(), label="label", standardise=True)
+    both = np.concatenate([clients.client(i)["input"] for i in range(2)])
+    np.testing.assert_allclose(both.mean(axis=0), 0, atol=1e-12)
+    np.testing.assert_allclose(both.std(axis=0), 1, atol=1e-12)
+    same = rk.federate(two_sites(), label="label", standardise="pooled")
+    np.testing.assert_array_equal(same.client(1)["input"], clients.client(1)["input"])
+    assert clients.about["scaling"] == "pooled"
+    assert rk.federate(two_sites(), label="label").about["scaling"] == "none"
+
+
+def test_clients_scale_by_their_own_mean_on_request(tmp_path):
+    clients = rk.federate(two_sites(), label="label", standardise="client")
+    for i in range(2):
+        np.testing.assert_allclose(clients.client(i)["input"].mean(axis=0), 0, atol=1e-12)
+    dataset = rk.data.load(write_folder(tmp_path / "sites", two_sites()), standardise="client")
+    for i in range(2):
+        np.testing.assert_allclose(inputs_of(dataset, i).mean(axis=0), 0, atol=1e-6)
+        np.testing.assert_allclose(inputs_of(dataset, i).std(axis=0), 1, atol=1e-5)
+    raw = rk.data.load(f"csv:{tmp_path}/sites", standardise="none")
+    assert inputs_of(raw, 0).mean() > 40 and raw.about["scaling"] == "none"
+
+
+def test_wild_cells_at_a_small_site_change_no_other_site_under_robust_scaling(tmp_path):
+    folders = [write_folder(tmp_path / str(wild), two_sites(wild)) for wild in (0, 2)]
+    pooled = [rk.data.load(folder) for folder in folders]
+    assert np.abs(inputs_of(pooled[0], 0) - inputs_of(pooled[1], 0)).max() > 0.3, "why it matters"
+    robust = [rk.data.load(folder, standardise="robust") for folder in folders]
+    np.testing.assert_array_equal(inputs_of(robust[0], 0), inputs_of(robust[1], 0))
+    assert np.abs(inputs_of(robust[1], 1)).max() <= 10
+    clean = np.ptp(inputs_of(robust[1], 1)[:, 1])
+    assert 2 < clean < 8, "the other column is on its own scale"
+    python = rk.federate(two_sites(2), label="label", standardise="robust")
+    assert np.abs(python.client(1)["input"]).max() == 10 and abs(np.median(python.client(1)["input"])) < 0.2
+
+
+def test_robust_width_of_a_column_that_is_mostly_constant_is_not_zero():
+    from rookery.data.scaling import median_and_width
+
+    normal = np.random.default_rng(0).normal(3, 2, 20_000)
+    rare = np.where(np.arange(20_000) % 5 == 0, 7.0, 0.0)
+    centre, width = median_and_width(np.stack([normal, rare, np.ones(20_000)], axis=1))
+    np.testing.assert_allclose(centre, [3, 0, 1], atol=0.05)
+    np.testing.assert_allclose(width, [2, 7 / 2.5631, 1], rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("digits", {"standardise": "robust"}, "standardise: 'robust' was given with digits; it is for tables"),
+        ("heart", {"standardise": "median"}, "standardise: 'median' is not known; allowed are pooled, client, robust"),
+        ("csv:{}/a.csv", {"standardise": "client"}, "one table without clients of its own"),
+    ],
+)
+def test_scaling_that_cannot_be_is_refused(name, options, sentence, tmp_path):
+    write_site(tmp_path / "a.csv")
+    with pytest.raises(rk.InputError, match=sentence):
+        rk.data.load(name.format(tmp_path), **options)
+
+
+def test_scaling_and_weights_are_stated_by_every_run(tmp_path, capsys):
+    data = write_folder(tmp_path / "sites", two_sites())
+    command = ["run", "classify", "fedavg", "--task.data", data, "--partition", "natural", "--rounds", "1"]
+    assert main([*command, "--out", str(tmp_path / "one")]) == 0
+    said = capsys.readouterr().out
+    assert "inputs scaled by mean and standard deviation over all clients" in said and "weights by size" in said
+    assert main([*command, "--task.standardise", "robust", "--out", str(tmp_path / "two")]) == 0
+    assert "each client's own median and interquartile range, clipped to 10" in capsys.readouterr().out
+    for folder, kind in (("one", "pooled"), ("two", "robust")):
+        assert config_of(tmp_path / folder)["data"]["scaling"] == kind
+        assert rk.Result.load(tmp_path / folder).data["scaling"] == kind
+        assert rk.Result.load(tmp_path / folder).data["weights"] == "size"
+
+
+@pytest.mark.parametrize("kind", ["pooled", "client", "robust", "none"])
+def test_a_site_scales_as_one_machine_does(kind, tmp_path):
+    """The blank rows of other sites aside, a site's inputs are those of the same file on one machine."""
+    data = write_folder(tmp_path / "sites", two_sites(2))
+    options = TableOptions(standardise=kind)
+    alone = load_with(data, options)
+    held = {name: read_holding(f"csv:{tmp_path}/sites/{name}.csv", options) for name in ("large", "small")}
+    facts = {name: one.facts() for name, one in held.items()}
+    assert all(("mean" in said) == (kind == "pooled") for said in facts.values()), "else nothing of values is told"
+    outline = Outline.from_json(json.loads(json.dumps(Outline.of(facts).to_json())))
+    for place, name in enumerate(held):
+        found = outline.dataset("csv:x", {name: held[name]})
+        np.testing.assert_allclose(inputs_of(found, place), inputs_of(alone, place), rtol=1e-5, atol=1e-5)
+        assert found.about["scaling"] == kind
+    with pytest.raises(rk.InputError, match="site 'small' does not say"):
+        Outline.of(facts | {"small": facts["small"] | {"mean": [0.0]}})

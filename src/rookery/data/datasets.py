@@ -40,6 +40,7 @@ class Dataset:
       test_owner: of every test example, whose it is, likewise.
       columns: what the inputs are called, where they came from a table.
       label: Column of the table that is the label; empty: it did not come from a table.
+      scaling: How inputs are scaled (a name of `data.scaling.SHOWN`); empty: as `scale` shows.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Dataset:
     columns: tuple[str, ...] = field(default=(), repr=False)
     test_owner: np.ndarray | None = field(default=None, repr=False)
     label: str = field(default="", repr=False)
+    scaling: str = field(default="", repr=False)
 
     def __post_init__(self):
         if self.scale is None:
@@ -73,6 +75,7 @@ class Dataset:
             "classes": list(self.class_names),
             "inputs": list(self.columns),
             "shape": "x".join(map(str, self.shape)),
+            "scaling": self.scaling or ("none" if self.scale == Scale(self.shape) else "fixed"),
         }
 
     def has_own_tests(self, scheme: partitions.Partition | str) -> bool:
@@ -112,7 +115,7 @@ class Dataset:
         clients: int,
         seed: int = 0,
         validation: float | None = None,
-        weights=None,
+        weights: Any = "size",
         augment: Augment | None = None,
         own_test: bool = False,
     ) -> Clients:
@@ -127,7 +130,8 @@ class Dataset:
             fits the first, the upper one is judged on the second. The fraction is rounded to whole
             examples, with at least one on either side. Changing it does not change which examples a
             client has.
-          weights: the weights p_i of the clients, as `federate` takes them.
+          weights: Weights p_i of the clients, as `federate` takes them; by default by number of examples, as tasks have
+            them.
           augment: what is done to training examples inside the program, as `federate` takes it.
           own_test: whether the test examples are dealt as well, so that each client has some of its own: those that
             are its, where the data says so, or as many of each class as go with its part of the training examples.
@@ -375,7 +379,8 @@ def _records(name, source, test_fraction):
     examples = {"input": source.data.astype(np.float32), "label": source.target.astype(np.int32)}
     is_test = hold_out("test_fraction", examples["label"], test_fraction, seed=0)
     train, names = _take(examples, ~is_test), tuple(str(c) for c in source.target_names)
-    return Dataset(name, train, _take(examples, is_test), len(names), standardising(train["input"]), names)
+    scale = standardising(train["input"])
+    return Dataset(name, train, _take(examples, is_test), len(names), scale, names, scaling="pooled")
 
 
 def _take(examples, index):

@@ -1,14 +1,16 @@
 """How a table of your own becomes a dataset: which column is the label, and how its cells are read.
 
-Imports only errors and tables.
+Imports only errors, scaling, schema and tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from rookery.data.scaling import SHOWN, Standardise, check_standardise
+from rookery.data.schema import Schema, reading_of
 from rookery.data.tables import Reading, Records, columns_of, records_of
 from rookery.errors import InputError, unknown
 
@@ -23,19 +25,35 @@ class TableOptions:
       label: Column to learn; empty: the one column with a known name (`KNOWN_LABELS`, in any case).
       categories: Columns of words or codes, each turned into one column per value.
       missing: "refuse" rows with empty cells, or "drop" them.
+      standardise: How inputs are scaled: "pooled" (mean and standard deviation of all training examples), "client" (of
+        each client's own), "robust" (each client's own median and interquartile range, clipped) or "none".
+      schema: What every table must hold. It gives label, inputs, categories, classes and checked.
+      checked: Column of 0 and 1 that says whose label was checked; examples have it as "checked".
     """
 
     label: str = ""
     categories: tuple[str, ...] = ()
     missing: str = "refuse"
+    standardise: Standardise = "pooled"
+    schema: Schema | None = None
+    checked: str = ""
 
-    def refuse_for(self, name: str) -> None:
-        """Refuses options that were set for data that is no table of one's own."""
+    def __post_init__(self):
+        check_standardise(self.standardise)
+
+    @property
+    def checked_name(self) -> str:
+        """The column that says whose label was checked; empty: there is none."""
+        return self.checked or (self.schema.checked if self.schema is not None else "")
+
+    def refuse_for(self, name: str, allowed: Sequence[str] = ()) -> None:
+        """Refuses options that were set for data that is no table of one's own, but for the allowed ones."""
         for field in fields(self):
-            if (value := getattr(self, field.name)) != field.default:
-                shown = " ".join(value) if isinstance(value, tuple) else value
+            if field.name not in allowed and (value := getattr(self, field.name)) != field.default:
+                text = " ".join(value) if isinstance(value, tuple) else value
+                shown = repr(text) if isinstance(text, str) else "a schema"
                 raise InputError(
-                    f"{field.name}: {shown!r} was given with {name}; it is for tables of your own (csv:...); remove it"
+                    f"{field.name}: {shown} was given with {name}; it is for tables of your own (csv:...); remove it"
                 )
 
 
@@ -62,14 +80,21 @@ def read_tables(tables: Any, by: str | None, options: TableOptions, classes: Seq
 
     `classes` are all values of the label where one party sees only some of them.
     """
-    first = tables if by is not None else next(iter(tables.values()))
-    label = choose_label([name for name in columns_of(first) if name != by], options.label)
-    reading = Reading(label=label, categories=options.categories, classes=classes, missing=options.missing)
-    records = records_of(tables, by, reading)
+    reading = Reading(options.label or None, None, options.categories, None, options.missing, options.checked or None)
+    check = None
+    if (schema := options.schema) is not None:
+        reading = reading_of(schema, reading)
+        several = by is not None or len(tables) > 1
+        check = lambda table, name: schema.check(table, options.missing, f"client {name!r}" if several else "")
+    else:
+        first = tables if by is not None else next(iter(tables.values()))
+        left = [name for name in columns_of(first) if name not in (by, options.checked)]
+        reading = replace(reading, label=choose_label(left, options.label), classes=classes)
+    records = records_of(tables, by, reading, check)
     if not records.classes:
         raise InputError(
-            f"label: column {label!r} holds numbers that are not whole, and the tasks learn classes; name another "
-            "column with --task.label NAME, or make classes of it"
+            f"label: column {records.label!r} holds numbers that are not whole, and the tasks learn classes; name "
+            "another column with --task.label NAME, or make classes of it"
         )
     return records
 
@@ -85,6 +110,8 @@ def shown_data(data: Mapping[str, Any], most: int = 20) -> str:
         inputs = data["inputs"]
         shown = f"{len(inputs)} input{'s' * (len(inputs) != 1)}: {_listed(inputs, most)}"
         parts.append(shown if inputs else f"inputs of shape {data['shape']}")
+    if "scaling" in data:
+        parts.append(SHOWN.get(data["scaling"], data["scaling"]))
     return "; ".join(parts)
 
 

@@ -31,7 +31,7 @@ from rookery.runs.checkpoint import Checkpoints, Continued, latest_round
 from rookery.runs.folder import HistoryFile, open_folder, versions, write_results
 from rookery.runs.result import HISTORY, RESULT, Result
 from rookery.runs.run import Interrupted, continue_run, run
-from rookery.tasks.base import Assembly, OnData, find_dataset
+from rookery.tasks.base import Assembly, OnData, described_task, find_dataset
 from rookery.tasks.registry import find_task
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
@@ -169,7 +169,7 @@ class Experiment:
         sources |= {} if own is None else {"method_file": own, "method_source": source_hash(own, "method")}
         return {
             "task_name": self.task_name,
-            "task": dataclasses.asdict(self.task),
+            "task": described_task(self.task),
             "method_name": self.method_name,
             "method": encode(self.method),
             **{key: source for key, source in sources.items() if source is not None},
@@ -240,7 +240,7 @@ def launch(
             if said := shown_data(assembly.clients.about):
                 say(said)
             told = {"main_metric": assembly.main_metric, "falling": assembly.falling, "versions": versions()}
-            told["data"] = dict(assembly.clients.about)
+            told["data"] = assembly.clients.stated()
             write_text(opened / CONFIG, json.dumps(described | told, indent=1))
             result = go(experiment, assembly, opened, callbacks, resumed=False)
         finish(opened, result, experiment, assembly)

@@ -150,7 +150,7 @@ def _run(server: _Server, folder: Path, callbacks: Any, resumed: bool) -> tuple[
             server.say(said)
         federation = config[FEDERATION] | {"outline": None if outline is None else outline.to_json()}
         shown = {"main_metric": assembly.main_metric, "falling": assembly.falling, "versions": versions()}
-        shown["data"] = dict(assembly.clients.about)
+        shown["data"] = assembly.clients.stated()
         write_text(folder / CONFIG, json.dumps(config | shown | {FEDERATION: federation}, indent=1))
     try:
         return go(server.experiment, assembly, folder, callbacks, resumed, server.engine(assembly, outline)), assembly

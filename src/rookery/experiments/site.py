@@ -25,6 +25,7 @@ from safetensors import numpy as safetensors
 
 from rookery.data.catalogue import standing_in
 from rookery.data.federated import cast
+from rookery.data.schema import SchemaError
 from rookery.data.sites import Holding, Outline, read_holding
 from rookery.engines.base import PreparedRun
 from rookery.engines.processes import Program, serve
@@ -85,6 +86,9 @@ class Site:
         try:
             with precision_context(self.experiment.options.precision):
                 return self._answered(message)
+        except SchemaError as error:
+            self._say(str(error))
+            return refusal(self._wire, MessageError(f"site {self.name}: {error}"))
         except MessageError as error:
             self._say(str(error))
             return refusal(self._wire, error)

@@ -179,7 +179,7 @@ class Result:
             [
                 f"Result: {self.status} after round {self.state.round}{where}",
                 f"  {metrics}",
-                *([f"  {shown_data(self.data)}"] if self.data else []),
+                *([f"  {said}"] if (said := shown_data(self.data)) else []),
                 *([f"  step sizes, measured: {shown_rates(self.rates)}"] if self.rates else []),
                 f"  {cost.exchanges} exchanges, {(cost.bytes_up + cost.bytes_down) / 1e6:.4g} MB, "
                 f"{cost.gradients} gradients, {self.state.seconds:.3g} s and {self.compile_seconds:.3g} s of compiling",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import isfinite, prod
 from typing import Any, Literal, Protocol, get_args
 
@@ -13,6 +13,8 @@ from rookery.data.federated import Clients
 from rookery.data.inputs import CropFlip
 from rookery.data.own_tables import TableOptions
 from rookery.data.partitions import Partition
+from rookery.data.scaling import Standardise
+from rookery.data.schema import SchemaError, read_schema, schema_text
 from rookery.errors import InputError, unknown
 from rookery.problems.base import Problem
 from rookery.problems.bilevel import Bilevel
@@ -56,8 +58,10 @@ def find_dataset(name: str, tuning: bool = False, table: TableOptions | None = N
     try:
         dataset = load_with(name, table or TableOptions())
     except InputError as error:
-        known = str(error).partition(":")[0] in TableOptions.__dataclass_fields__
-        raise (InputError(f"task.{error}") if known else error) from None
+        name, _, rest = str(error).partition(":")
+        if name not in TableOptions.__dataclass_fields__ or isinstance(error, SchemaError):
+            raise
+        raise InputError(f"task.{'checked_column' if name == 'checked' else name}:{rest}") from None
     return dataset.for_tuning() if tuning else dataset
 
 
@@ -140,11 +144,28 @@ class OnData:
     """Columns of a csv file that hold words or codes; each becomes one column per value."""
     missing: Literal["refuse", "drop"] = "refuse"
     """Rows of a csv file with empty cells: refuse the file, or drop the rows."""
+    standardise: Standardise = "pooled"
+    """How inputs of csv files and of heart are scaled: pooled, by mean and standard deviation of all; client, by
+    those of each client; robust, by each client's median and interquartile range; none."""
+    schema: str = ""
+    """Schema of the csv files (rookery schema writes one). It has label, inputs, categories and classes, and every file
+    must keep its rules."""
+    checked_column: str = ""
+    """Column of a csv file, of 0 and 1, that says whose label was checked; it is no input."""
 
     @property
     def table(self) -> TableOptions:
         """How a csv file is read."""
-        return TableOptions(self.label, self.categories, self.missing)
+        schema = read_schema(self.schema) if self.schema else None
+        return TableOptions(self.label, self.categories, self.missing, self.standardise, schema, self.checked_column)
+
+
+def described_task(task: Any) -> dict[str, Any]:
+    """A task's options as a configuration has them: with the text of its schema, so that other parties can read it."""
+    described = asdict(task)
+    if isinstance(task, OnData) and task.schema:
+        described["schema"] = schema_text(task.schema)
+    return described
 
 
 def table_of(task: Any) -> TableOptions:

@@ -60,7 +60,7 @@ class Fairness(OnData):
         dataset = find_dataset(self.data, tuning, self.table)
         network = find_network("mlp", dataset, self.widths, ("mlp",))
         own = dataset.has_own_tests(partition)
-        plain = dataset.partition(partition, clients=clients, seed=seed, own_test=own)
+        plain = dataset.partition(partition, clients=clients, seed=seed, weights="equal", own_test=own)
         clients = plain.population  # of data with clients of its own, theirs
         records = [plain.client(i) for i in range(clients)]
         named = [{**record, "client": np.full(len(record["label"]), i, np.int32)} for i, record in enumerate(records)]
