@@ -58,7 +58,7 @@ def test_commands_run(page, lines, tmp_path, monkeypatch, capfd):
     """The commands of one block, in their order and in one folder: later ones may go on from earlier ones."""
     monkeypatch.chdir(tmp_path)
     write_files(page, tmp_path)
-    if page.name == "federation.md":  # its first block writes the files that the commands read
+    if page.name in ("federation.md", "schemas.md"):  # its first block writes the files that the commands read
         exec(compile(blocks(page, "python")[0], str(page), "exec"), {})
     for command in lines:
         if command.startswith("rookery "):

@@ -241,3 +241,12 @@ def test_a_site_scales_as_one_machine_does(kind, tmp_path):
         assert found.about["scaling"] == kind
     with pytest.raises(rk.InputError, match="site 'small' does not say"):
         Outline.of(facts | {"small": facts["small"] | {"mean": [0.0]}})
+
+
+def test_a_comparison_states_the_label_too(tmp_path, capsys):
+    data = write_site(tmp_path / "a.csv", label="sick")
+    command = ["compare", "classify", "fedavg", "--task.data", f"csv:{data}", "--clients", "2", "--exchanges", "2"]
+    assert main([*command, "--seeds", "1", "--out", str(tmp_path / "out")]) == 2
+    assert "--task.label NAME" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert main([*command, "--seeds", "1", "--task.label", "sick", "--out", str(tmp_path / "out")]) == 0
+    assert "label 'sick', classes 0, 1; 3 inputs: age, bp, flag" in capsys.readouterr().out

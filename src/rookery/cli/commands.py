@@ -378,8 +378,11 @@ def compare(arguments: list[str], console: Console) -> int:
     tuned = options.tune_budget if options.tune_budget is not None else (0.0 if options.tune else None)
     budget = comparing.Budget.of(options.exchanges, options.megabytes, options.gradients)
     comparing.check(options.seeds, tuned)
+    said = shown_data(next(iter(experiments.values())).about())
     folder = options.out or make_folder(f"compare_{Path(task_name).stem}")
     say = lambda text: console.print(text, markup=False, soft_wrap=True)
+    if said:
+        say(said)
     with _sentences(console), Bars(console) as bars:
         race = lambda label: [bars.add(label, budget.amount, budget.axis)]
         try:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from rookery.algorithms.registry import find_method
 from rookery.data.catalogue import by_column
 from rookery.data.own_tables import shown_data
-from rookery.data.partitions import Natural, parse
+from rookery.data.partitions import Natural, Partition, parse
 from rookery.engines.hosts import leads, meet
 from rookery.errors import AdviceWarning, InputError
 from rookery.experiments.codec import CLASS, build, decode, encode
@@ -103,21 +103,32 @@ class Experiment:
             raise InputError(
                 f"clients, cohort: {options.clients}, {options.cohort} were given; clients >= 1, cohort >= 0"
             )
-        partition, task = parse(options.partition), self.task
-        if isinstance(getattr(task, "data", None), str):
-            data, partition = by_column(task.data, partition)
-            task = task if data == task.data else dataclasses.replace(task, data=data)
+        task, partition = self._divided()
         if not isinstance(partition, Natural):
             self._cohort(options.clients)
         if options.target is not None and not math.isfinite(options.target):
             raise InputError(f"target: {options.target} was given; a finite number is needed")
         assembly = task.assemble(partition, options.clients, options.seed, tuning=tuning)
         assembly.check_target(options.target)
-        if isinstance(task, OnData):  # tasks may make clients anew, without what a dataset says of itself
-            about = find_dataset(task.data, table=task.table).about  # type: ignore[attr-defined]
+        if about := self.about():  # tasks may make clients anew, without what a dataset says of itself
             clients = dataclasses.replace(assembly.clients, about=about)
             assembly = dataclasses.replace(assembly, clients=clients)
         return assembly
+
+    def about(self) -> dict[str, Any]:
+        """Label, classes, inputs and scaling of the task's data; empty for a task without data of the catalogue."""
+        task, _ = self._divided()
+        if not isinstance(task, OnData) or not isinstance(name := getattr(task, "data", None), str):
+            return {}
+        return find_dataset(name, table=task.table).about
+
+    def _divided(self) -> tuple[Any, Partition]:
+        """The task and its partition, where the column of `natural:COLUMN` is part of the task's data."""
+        partition, task = parse(self.options.partition), self.task
+        if isinstance(getattr(task, "data", None), str):
+            data, partition = by_column(task.data, partition)
+            task = task if data == task.data else dataclasses.replace(task, data=data)
+        return task, partition
 
     def _cohort(self, population: int) -> int:
         """Clients per round, 0: all of them."""
