@@ -182,7 +182,7 @@ def test_the_command_writes_and_checks_a_schema(tmp_path, capsys, monkeypatch):
     write_folder(tmp_path / "sites", {"one": hospital(40, 0), "two": hospital(30, 1), "bad": hospital(20, 2, wild=2)})
     assert main(["schema", "sites/one.csv"]) == 2
     assert "--label NAME" in capsys.readouterr().err
-    assert main(["schema", "sites/one.csv", "--label", "ill", "--checked-column", "reviewed"]) == 0
+    assert main(["schema", "sites/one.csv", "--label", "ill", "--checked", "reviewed"]) == 0
     assert "label 'ill', classes 0, 1; 3 inputs, categories: pain" in capsys.readouterr().out
     assert read_schema("schema.toml").checked == "reviewed" and tomllib.loads((tmp_path / "schema.toml").read_text())
     assert main(["schema", "sites/one.csv", "--label", "ill"]) == 2
@@ -310,5 +310,5 @@ def test_checked_records_come_as_an_array_and_are_no_input(tmp_path):
 
 def test_checked_records_of_a_site_stay_there(tmp_path):
     """The server's outline has blank ones in their place, and the run ends as it does without."""
-    solve, _ = federation(tmp_path, hospital(30, 1), label="ill", categories=("pain",), checked_column="reviewed")
+    solve, _ = federation(tmp_path, hospital(30, 1), label="ill", categories=("pain",), checked="reviewed")
     assert solve().data["inputs"] == ["age", "bp", "pain=mild", "pain=some"]

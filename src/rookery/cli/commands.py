@@ -491,7 +491,7 @@ class DataOptions:
     """Rows of a csv file with empty cells: refuse the file, or drop the rows."""
     schema: str = ""
     """Schema of the csv files (rookery schema writes one)."""
-    checked_column: str = ""
+    checked: str = ""
     """Column of a csv file, of 0 and 1, that says whose label was checked; it is no input."""
 
 
@@ -504,7 +504,7 @@ def data(arguments: list[str], console: Console) -> int:
     options: DataOptions = fill(form, arguments[1:], f"rookery data {name}", "A dataset and its partition.").run
     source, partition = by_column(name, parse(options.partition))
     rules = read_schema(options.schema) if options.schema else None
-    given = (options.label, options.categories, options.missing, "pooled", rules, options.checked_column)
+    given = (options.label, options.categories, options.missing, "pooled", rules, options.checked)
     dataset = load_with(source, TableOptions(*given))
     parts, names = dataset.deal(partition, options.clients, options.seed)
     counts = class_counts(dataset.train["label"], parts, dataset.classes)
@@ -541,7 +541,7 @@ class SchemaOptions:
     """Column to learn; by default the one column called label, target, class, y, outcome, diagnosis or num."""
     categories: tuple[str, ...] = ()
     """Columns of codes; columns of words are categories anyway."""
-    checked_column: str = ""
+    checked: str = ""
     """Column of 0 and 1 that says whose label was checked; it is no input."""
     check: Path | None = None
     """Schema to check the table against; nothing is written."""
@@ -567,8 +567,8 @@ def schema(arguments: list[str], console: Console) -> int:
         return 1 if failures else 0
     if options.out.exists():
         raise InputError(f"out: {str(options.out)!r} exists; give another file with --out, or remove it")
-    label = choose_label([name for name in table if name != options.checked_column], options.label)
-    found = schema_of(table, label, options.categories, options.checked_column)
+    label = choose_label([name for name in table if name != options.checked], options.label)
+    found = schema_of(table, label, options.categories, options.checked)
     write_text(options.out, write_schema(found))
     categories = ", ".join(found.categories) or "none"
     console.print(

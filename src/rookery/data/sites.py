@@ -158,7 +158,7 @@ class Outline:
                     f"data: site {name!r} and site {names[0]!r} do not have the same columns: {differ[0]!r} is at one "
                     "of them alone"
                 )
-            for part, option in (("label", "label"), ("scaling", "standardise"), ("checked", "checked-column")):
+            for part, option in (("label", "label"), ("scaling", "standardise"), ("checked", "checked")):
                 if facts[name][part] != first[part]:
                     raise InputError(
                         f"data: {part} is {facts[name][part]!r} at site {name!r} and {first[part]!r} at site "

@@ -61,7 +61,7 @@ def find_dataset(name: str, tuning: bool = False, table: TableOptions | None = N
         name, _, rest = str(error).partition(":")
         if name not in TableOptions.__dataclass_fields__ or isinstance(error, SchemaError):
             raise
-        raise InputError(f"task.{'checked_column' if name == 'checked' else name}:{rest}") from None
+        raise InputError(f"task.{'checked' if name == 'checked' else name}:{rest}") from None
     return dataset.for_tuning() if tuning else dataset
 
 
@@ -150,14 +150,14 @@ class OnData:
     schema: str = ""
     """Schema of the csv files (rookery schema writes one). It has label, inputs, categories and classes, and every file
     must keep its rules."""
-    checked_column: str = ""
+    checked: str = ""
     """Column of a csv file, of 0 and 1, that says whose label was checked; it is no input."""
 
     @property
     def table(self) -> TableOptions:
         """How a csv file is read."""
         schema = read_schema(self.schema) if self.schema else None
-        return TableOptions(self.label, self.categories, self.missing, self.standardise, schema, self.checked_column)
+        return TableOptions(self.label, self.categories, self.missing, self.standardise, schema, self.checked)
 
 
 def described_task(task: Any) -> dict[str, Any]:
