@@ -315,9 +315,9 @@ def test_what_is_wrong_is_said_before_anything_is_compiled(tmp_path, monkeypatch
 
 def test_what_clients_weigh_is_said(tmp_path, capsys):
     assert main(["run", "hyperrep", "simfbo", "--rounds", "1", "--clients", "5", "--out", str(tmp_path / "a")]) == 0
-    assert "5 clients, 1438 examples, 287 to 288 each, equal weights" in capsys.readouterr().out
+    assert "5 clients, 1438 examples, 287 to 288 each, weights by size, 0.2 to 0.2" in capsys.readouterr().out
     assert main(["run", "trust", "simfbo", "--rounds", "1", "--out", str(tmp_path / "b")]) == 0
-    assert "4 clients, 591 examples, 37 to 242 each, weights 0.0626 to 0.409" in capsys.readouterr().out
+    assert "4 clients, 591 examples, 37 to 242 each, weights by size, 0.0626 to 0.409" in capsys.readouterr().out
 
 
 def test_odd_numbers_are_said(tmp_path, capsys):

@@ -18,6 +18,7 @@ from benchmarks import drift, gallery
 from rookery.algorithms.registry import METHODS
 from rookery.cli import main
 from rookery.reproduce.registry import STUDIES
+from rookery.tasks.base import OnData
 from rookery.tasks.registry import TASKS
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +58,7 @@ def test_commands_run(page, lines, tmp_path, monkeypatch, capfd):
     """The commands of one block, in their order and in one folder: later ones may go on from earlier ones."""
     monkeypatch.chdir(tmp_path)
     write_files(page, tmp_path)
-    if page.name == "federation.md":  # its first block writes the files that the commands read
+    if page.name in ("federation.md", "schemas.md"):  # its first block writes the files that the commands read
         exec(compile(blocks(page, "python")[0], str(page), "exec"), {})
     for command in lines:
         if command.startswith("rookery "):
@@ -165,11 +166,14 @@ def test_the_readme_names_every_method():
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_has_its_page(name):
-    """With its options and their defaults, a command, and a small picture of what it reaches."""
+    """With its options and their defaults, a command, and a small picture of what it reaches. The options of all tasks
+    on data are on the page about data."""
     text = (ROOT / "docs" / "tasks" / f"{name}.md").read_text()
+    of_tables = {field.name for field in dataclasses.fields(OnData)} - {*TASKS[name].__annotations__}
     for field in dataclasses.fields(TASKS[name]):
         shown = " ".join(map(str, field.default)) or "none" if isinstance(field.default, tuple) else field.default
-        assert f"| `--task.{field.name}` | {shown} |" in text
+        page = (ROOT / "docs" / "data.md").read_text() if field.name in of_tables else text
+        assert f"| `--task.{field.name}` | {shown} |" in page
     assert f"rookery run {name} " in text and f"({name}.png)" in text
     assert (ROOT / "docs" / "tasks" / f"{name}.png").stat().st_size < 60_000
     assert f"(tasks/{name}.md)" in (ROOT / "docs" / "tasks.md").read_text()

@@ -262,7 +262,8 @@ def test_a_partition_of_ones_own():
 def test_weights_are_passed_on():
     federation = numbered(10).partition(IID(), clients=3, weights="size")
     assert np.allclose(federation.weights, [0.4, 0.3, 0.3])
-    assert np.allclose(numbered(10).partition(IID(), clients=4).weights, 0.25)
+    assert np.allclose(numbered(10).partition(IID(), clients=4).weights, [0.3, 0.3, 0.2, 0.2]), "by size"
+    assert np.allclose(numbered(10).partition(IID(), clients=4, weights="equal").weights, 0.25)
 
 
 def test_a_client_with_one_example_cannot_be_split():

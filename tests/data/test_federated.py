@@ -57,6 +57,7 @@ def test_a_minibatch_is_the_mean_of_its_examples():
 
 def test_weights():
     np.testing.assert_allclose(federate(RAGGED).weights, [0.5, 0.5])
+    np.testing.assert_allclose(federate(RAGGED, weights="equal").weights, [0.5, 0.5])
     np.testing.assert_allclose(federate(RAGGED, weights="size").weights, [0.75, 0.25])
     np.testing.assert_allclose(federate(RAGGED, weights=[0.1, 0.9]).weights, [0.1, 0.9])
     np.testing.assert_allclose(federate(RAGGED, weights=[0.1, 0.9]).subset([1]).weights, [1.0])
@@ -79,10 +80,39 @@ def test_weights():
         (RAGGED, [0.5, 0.4], "weights: they sum to 0.9; they must sum to 1"),
         (RAGGED, [1.5, -0.5], "weights: -0.5 was given; every weight must be finite and not negative"),
         (RAGGED, [1.0], "weights: shape (1,) was given for 2 clients"),
-        (RAGGED, "sizes", "weights: 'sizes' was given; allowed are None, \"size\" and one number per client"),
+        (RAGGED, "sizes", "weights must be \"size\", \"equal\", None or one number per client; got 'sizes'"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(data, weights, sentence):
     with pytest.raises(rk.InputError) as error:
         federate(data, weights=weights)
     assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+ROWS = np.arange(6.0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"input": ROWS, "label": ROWS},
+        {"input": ROWS[:, None], "label": np.arange(6)},
+        {"X": ROWS, "y": ROWS},
+        {"a": ROWS[:, None], "b": np.arange(6)},
+        {"age": ROWS.tolist(), "ill": [0, 1] * 3},
+    ],
+)
+def test_one_dataset_in_the_place_of_clients_is_refused(data):
+    """A dict of arrays is one client's data, and not one client per array."""
+    names = " and ".join(map(repr, data))
+    with pytest.raises(rk.InputError) as raised:
+        federate(data)
+    said = str(raised.value)
+    assert f"data must have one entry per client; got one dataset, with {names} of 6 examples each" in said
+    assert 'by="COLUMN"' in said and "list with one such dict per client" in said
+
+
+def test_bare_arrays_by_client_name_are_clients():
+    assert federate({"north": ROWS, "south": ROWS}).names == ("north", "south")
+    assert federate({"north": ROWS, "south": ROWS[:4]}).sizes.tolist() == [6, 4]
+    assert federate([{"input": ROWS, "label": ROWS}]).population == 1

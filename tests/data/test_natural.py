@@ -20,7 +20,7 @@ def test_heart_is_as_the_public_benchmark_has_it():
     assert {name: len(table["ill"]) for name, table in tables.items()} == {
         "cleveland": 303, "hungarian": 261, "switzerland": 46, "va": 130,
     }  # fmt: skip
-    clients = rk.federate(tables, label="ill", categories=["cp", "restecg"], test=0.34, standardise=True)
+    clients = rk.federate(tables, label="ill", categories=["cp", "restecg"], test=0.34, standardise="client")
     assert clients.names == ("cleveland", "hungarian", "switzerland", "va") and clients.classes == (0, 1)
     assert len(clients.columns) == 13 + 2 and clients.columns[2] == "cp=1"
     np.testing.assert_allclose(clients.client(0)["input"].mean(axis=0), 0, atol=1e-12)

@@ -5,7 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+import rookery as rk
 from rookery.data import partitions
+from rookery.data.datasets import wine
 from rookery.data.partitions import (
     IID,
     PARTITIONS,
@@ -695,3 +697,45 @@ def test_more_shards_than_examples():
 def test_minimum_beyond_what_there_is():
     with pytest.raises(ValueError, match="minimum: 30 was given for 100 examples on 4 clients; at most 25"):
         Dirichlet(0.2, by="class", minimum=30).assign(balanced(100), 4, seed=0)
+
+
+# A partition of the user's own.
+
+
+class Own:
+    """Gives what it was made with."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def assign(self, labels, clients, seed):
+        return self.parts
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ([[0, 1], [1, 2]], "example 1 goes to clients 0 and 1"),
+        ([[0, 1, 0], [2]], "example 0 goes to client 0 twice"),
+        ([[0, 1]], "got 1 for clients=2"),
+        ([[0], [1], [2]], "got 3 for clients=2"),
+        ([[0, 1], []], "client 1 has no example"),
+        ([[0, 1], [142]], "client 1 has the index 142; it must be from 0 to 141"),
+        ([[0, 1], [-1]], "client 1 has the index -1; it must be from 0 to 141"),
+        ([[0.5], [1.0]], "client 0 has indices of type float64"),
+        ([[True], [False]], "client 0 has indices of type bool"),
+        ([[[0, 1]], [2]], "client 0 has indices of shape (1, 2)"),
+        (None, "must give a list with one array of indices per client; got None"),
+        (5, "must give a list with one array of indices per client; got 5"),
+    ],
+)
+def test_a_broken_partition_of_ones_own_is_refused(parts, sentence):
+    with pytest.raises(rk.InputError) as raised:
+        wine().partition(Own(parts), clients=2)
+    assert str(raised.value).startswith("partition: Own.assign") and sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_partition_of_ones_own_may_leave_examples_over():
+    clients = wine().partition(Own([np.array([3, 5]), [7]]), clients=2)
+    assert clients.sizes.tolist() == [2, 1]

@@ -25,7 +25,7 @@ def test_one_table_of_all():
     assert clients.names == ("A", "B") and clients.columns == ("age", "bp") and clients.classes == (0, 1)
     np.testing.assert_array_equal(clients.client(0)["input"], [[40, 1.5], [50, 2], [45, 1]])
     np.testing.assert_array_equal(clients.client(1)["label"], [1, 0])
-    assert repr(clients) == "Clients(2 clients, 5 examples, 2 to 3 each, equal weights)"
+    assert repr(clients) == "Clients(2 clients, 5 examples, 2 to 3 each, weights by size, 0.4 to 0.6)"
 
 
 FORMS = {

@@ -192,9 +192,9 @@ def test_a_choice_never_sees_the_test_set(monkeypatch):
     assert choose(SIMFBO, methods, exchanges=4).table.rows == honest.table.rows
 
 
-def without_test_set(name, tuning=False):
+def without_test_set(name, tuning=False, table=None):
     """The dataset for tuning as it is, and the other with a test set of zeros."""
-    dataset = base.find_dataset(name, tuning)
+    dataset = base.find_dataset(name, tuning, table)
     if tuning:
         return dataset
     return dataclasses.replace(dataset, test={key: np.zeros_like(array) for key, array in dataset.test.items()})

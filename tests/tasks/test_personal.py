@@ -173,10 +173,11 @@ def test_a_column_says_whose_a_row_is(tmp_path, capsys):
     (tmp_path / "all.csv").write_text("site,age,ill\n" + "\n".join(rows) + "\n")
     data = f"csv:{tmp_path}/all.csv"
     command = ["run", "classify", "fedavg", "--rounds", "2", "--task.data", data, "--partition", "natural:site"]
+    command += ["--task.label", "ill"]
     assert main([*command, "--out", str(tmp_path / "out")]) == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["partition"] == "natural:site"
     capsys.readouterr()
-    assert main(["data", data, "--partition", "natural:site"]) == 0
+    assert main(["data", data, "--partition", "natural:site", "--label", "ill"]) == 0
     assert "north (32), south (16)" in capsys.readouterr().out
 
 

@@ -114,9 +114,9 @@ def garbage(dataset: Dataset) -> Dataset:
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "riskaverse"])
 def test_tuning_does_not_touch_the_test_set(name, monkeypatch):
-    task, load, found = TASKS[name](), base.load, []
+    task, load, found = TASKS[name](), base.load_with, []
     for change in (lambda dataset: dataset, garbage):
-        monkeypatch.setattr(base, "load", lambda data: change(load(data)))
+        monkeypatch.setattr(base, "load_with", lambda *given: change(load(*given)))
         parts: list[Any] = [task.assemble(rk.IID(), clients=5, seed=0, tuning=tuning) for tuning in (True, False)]
         found.append([{name: float(value) for name, value in measured(p).items()} for p in parts])
     assert found[0][0] == found[1][0], "tuning reads the test set"

@@ -30,6 +30,7 @@ USAGE = """usage: rookery COMMAND
   rookery reproduce STUDY [--quick]        a paper's table or figure, with its numbers beside ours
   rookery check FILE.py:CLASS              hold a method of one's own to what every method promises
   rookery data NAME [options]              what a dataset holds, and how a partition divides it
+  rookery schema FILE.csv [options]        write what every site's table must hold, or check a table against it
   rookery list                             methods, tasks, datasets and partitions
   rookery --version
   rookery --no-cache COMMAND               do not keep compiled programs for the next start (ROOKERY_CACHE says where)
@@ -95,6 +96,7 @@ COMMANDS: dict[str, Callable[[list[str], Console], int]] = {
     "reproduce": commands.reproduce,
     "check": commands.check,
     "data": commands.data,
+    "schema": commands.schema,
     "list": _list,
 }
 

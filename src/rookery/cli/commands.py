@@ -15,8 +15,11 @@ from rich.console import Console
 from rookery.algorithms.registry import find_method
 from rookery.cli.forms import fill, make_form, parse_form, parse_method, parse_options
 from rookery.cli.show import show_comparison, show_counts, show_results, show_study, show_tuning
-from rookery.data.catalogue import by_column, load
+from rookery.data.catalogue import TABLE, by_column, load_with
+from rookery.data.own_tables import TableOptions, choose_label, shown_data
 from rookery.data.partitions import class_counts, parse
+from rookery.data.schema import read_schema, schema_of, write_schema
+from rookery.data.tables import read_csv
 from rookery.engines.hosts import join, leads
 from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.errors import AdviceWarning, DivergenceWarning, InputError
@@ -38,7 +41,7 @@ from rookery.experiments.federated import label
 from rookery.experiments.federated import launch as launch_federation
 from rookery.experiments.federation import FEDERATION
 from rookery.federation.stages import Stage
-from rookery.files import refuse_used, slug, write_folder
+from rookery.files import refuse_used, slug, write_folder, write_text
 from rookery.own_code import file_and_class, full_name, load_class, short_name
 from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
@@ -375,8 +378,11 @@ def compare(arguments: list[str], console: Console) -> int:
     tuned = options.tune_budget if options.tune_budget is not None else (0.0 if options.tune else None)
     budget = comparing.Budget.of(options.exchanges, options.megabytes, options.gradients)
     comparing.check(options.seeds, tuned)
+    said = shown_data(next(iter(experiments.values())).about())
     folder = options.out or make_folder(f"compare_{Path(task_name).stem}")
     say = lambda text: console.print(text, markup=False, soft_wrap=True)
+    if said:
+        say(said)
     with _sentences(console), Bars(console) as bars:
         race = lambda label: [bars.add(label, budget.amount, budget.axis)]
         try:
@@ -476,6 +482,17 @@ class DataOptions:
     """Draw clients x classes into a png."""
     out: Path | None = None
     """The png; by default NAME_PARTITION.png in the current folder."""
+    label: str = ""
+    """Column of a csv file to learn; by default its one column called label, target, class, y, outcome, diagnosis or
+    num."""
+    categories: tuple[str, ...] = ()
+    """Columns of a csv file that hold words or codes; each becomes one column per value."""
+    missing: Literal["refuse", "drop"] = "refuse"
+    """Rows of a csv file with empty cells: refuse the file, or drop the rows."""
+    schema: str = ""
+    """Schema of the csv files (rookery schema writes one)."""
+    checked: str = ""
+    """Column of a csv file, of 0 and 1, that says whose label was checked; it is no input."""
 
 
 def data(arguments: list[str], console: Console) -> int:
@@ -486,12 +503,15 @@ def data(arguments: list[str], console: Console) -> int:
     form, name = make_form(run=DataOptions), words[0]
     options: DataOptions = fill(form, arguments[1:], f"rookery data {name}", "A dataset and its partition.").run
     source, partition = by_column(name, parse(options.partition))
-    dataset = load(source)
+    rules = read_schema(options.schema) if options.schema else None
+    given = (options.label, options.categories, options.missing, "pooled", rules, options.checked)
+    dataset = load_with(source, TableOptions(*given))
     parts, names = dataset.deal(partition, options.clients, options.seed)
     counts = class_counts(dataset.train["label"], parts, dataset.classes)
     train, test = (len(part["label"]) for part in (dataset.train, dataset.test))
     shape = " x ".join(map(str, dataset.shape))
     console.print(f"{name}: {train} training and {test} test examples of {shape}, {dataset.classes} classes")
+    console.print(shown_data(dataset.about), markup=False, soft_wrap=True)
     console.print(f"{options.partition} over {len(parts)} clients, seed {options.seed}", markup=False)
     if names:
         who = ", ".join(f"{who} ({part.size})" for who, part in zip(names[:20], parts))
@@ -508,4 +528,53 @@ def data(arguments: list[str], console: Console) -> int:
         except ValueError:
             raise InputError(f"out: {str(path)!r} was given; the name of a png is needed") from None
         console.print(f"plot in {path}", markup=False, soft_wrap=True)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class SchemaOptions:
+    """What the schema says, and where it goes; or which schema a table is checked against."""
+
+    out: Path = Path("schema.toml")
+    """File to write; one that exists is refused."""
+    label: str = ""
+    """Column to learn; by default the one column called label, target, class, y, outcome, diagnosis or num."""
+    categories: tuple[str, ...] = ()
+    """Columns of codes; columns of words are categories anyway."""
+    checked: str = ""
+    """Column of 0 and 1 that says whose label was checked; it is no input."""
+    check: Path | None = None
+    """Schema to check the table against; nothing is written."""
+    missing: Literal["refuse", "drop"] = "refuse"
+    """With --check, whether rows with empty cells break a rule, or are dropped."""
+
+
+def schema(arguments: list[str], console: Console) -> int:
+    """`rookery schema FILE.csv [options]`."""
+    words = leading_words(arguments)
+    if len(words) != 1:
+        raise InputError("schema: one csv file is needed, as in: rookery schema ours.csv --label ill")
+    form, path = make_form(run=SchemaOptions), Path(words[0].removeprefix(TABLE)).expanduser()
+    description = "What every site's table must hold: written from one table, or checked."
+    options: SchemaOptions = fill(form, arguments[1:], f"rookery schema {words[0]}", description).run
+    table = read_csv(path)
+    if options.check is not None:
+        failures = read_schema(str(options.check)).failures(table, options.missing)
+        for rule, column in failures:
+            console.print(f"fails: rule {rule!r}, column {column!r}", markup=False, soft_wrap=True)
+        if not failures:
+            console.print("passes")
+        return 1 if failures else 0
+    if options.out.exists():
+        raise InputError(f"out: {str(options.out)!r} exists; give another file with --out, or remove it")
+    label = choose_label([name for name in table if name != options.checked], options.label)
+    found = schema_of(table, label, options.categories, options.checked)
+    write_text(options.out, write_schema(found))
+    categories = ", ".join(found.categories) or "none"
+    console.print(
+        f"label {label!r}, classes {', '.join(map(str, found.classes))}; {len(found.columns)} inputs, categories: "
+        f"{categories}\nwritten to {options.out}; review its ranges and values before you share it",
+        markup=False,
+        soft_wrap=True,
+    )
     return 0

@@ -17,6 +17,7 @@ from rookery.data.partitions import (
     class_counts,
     parse,
 )
+from rookery.data.schema import Schema, SchemaError, read_schema, schema_of, write_schema
 from rookery.data.sources import Loaded, Mapped, ShardFolder, Source, write_shards
 from rookery.data.survival import tcga_brca
 
@@ -36,6 +37,8 @@ __all__ = [
     "Partition",
     "QuantitySkew",
     "Scale",
+    "Schema",
+    "SchemaError",
     "ShardFolder",
     "Shards",
     "Source",
@@ -47,8 +50,11 @@ __all__ = [
     "heart",
     "load",
     "parse",
+    "read_schema",
+    "schema_of",
     "synthetic",
     "tcga_brca",
     "wine",
+    "write_schema",
     "write_shards",
 ]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,9 +25,12 @@ from rookery.data import formats
 from rookery.data.datasets import Dataset, breast_cancer, digits, heart, standardising, wine
 from rookery.data.download import ChecksumError, DownloadError, checksum_of, fetch
 from rookery.data.inputs import Scale
+from rookery.data.own_tables import TableOptions, read_tables
 from rookery.data.partitions import Natural, Partition
 from rookery.data.parts import hold_out
-from rookery.data.tables import Reading, read_csv, records_of
+from rookery.data.scaling import Standardise, refuse_without_clients, scaled_by_own
+from rookery.data.schema import read_schema
+from rookery.data.tables import Reading, Records, read_csv, records_of
 from rookery.errors import AdviceWarning, InputError, unknown
 
 __all__ = ["DATASETS", "by_column", "cache_folder", "load"]
@@ -39,7 +42,6 @@ PACKINGS = (".gz", ".xz", ".bz2", "")
 HELD_OUT = 1 / 5
 
 LOCAL, TABLE = "libsvm:", "csv:"  # what stands before the path of a file, or of tables, of one's own
-LABELS = ("label", "target", "class", "y")  # columns of tables that are the label
 
 # Examples of the training and of the test file, where there is one.
 ROWS: dict[str, tuple[int, ...]] = {
@@ -100,9 +102,31 @@ MIRRORS: dict[str, tuple[str, ...]] = {
 }
 
 
-def load(name: str) -> Dataset:
+def load(
+    name: str,
+    *,
+    label: str = "",
+    categories: Sequence[str] = (),
+    missing: Literal["refuse", "drop"] = "refuse",
+    standardise: Standardise = "pooled",
+    schema: str = "",
+    checked: str = "",
+) -> Dataset:
     """A dataset by its name in `DATASETS`; or one's own: a LIBSVM file as `libsvm:PATH`, a csv file per client as
     `csv:FOLDER`, or one csv file with a column that says whose a row is, as `csv:FILE#COLUMN`.
+
+    Args:
+      name: Name of the dataset.
+      label: Column of a csv file to learn; empty: its only column with a known name (label, target, class, y, outcome,
+        diagnosis or num, in any case). A file without such a column, or with several, is refused.
+      categories: Columns of a csv file that hold words or codes; each becomes one column per value.
+      missing: "refuse" rows of a csv file with empty cells, or "drop" them.
+      standardise: How inputs of csv files and of heart are scaled: "pooled", by mean and standard deviation over all
+        training examples; "client", over each client's own; "robust", by each client's own median and interquartile
+        range, clipped to 10 on either side; "none".
+      schema: Path of a schema (`rookery schema` writes one). It gives label, inputs, categories and classes, and every
+        csv file must keep its rules.
+      checked: Column of 0 and 1 that says whose label was checked. It is no input: `dataset.train["checked"]` has it.
 
     What was loaded is kept: loading it again is immediate, as long as its files are the same. Its arrays are
     read-only. A file of one's own has `PATH.t` beside it for its test set; else a fifth of each class is held out.
@@ -110,16 +134,25 @@ def load(name: str) -> Dataset:
     >>> load("digits").train["input"].shape
     (1438, 64)
     """
+    rules = read_schema(schema) if schema else None
+    return load_with(name, TableOptions(label, tuple(categories), missing, standardise, rules, checked))
+
+
+def load_with(name: str, options: TableOptions) -> Dataset:
+    """The same, with the options of a table in one value."""
     if not isinstance(name, str):
         raise InputError(f"data: {name!r} was given; the name of a dataset is needed, such as 'mnist'")
     if (given := _STANDING_IN.get()) is not None and name == given.name:
         return given
+    if name.startswith(TABLE):
+        return _load_table(name, options)
+    if name not in DATASETS and not name.startswith(LOCAL):
+        raise unknown("data", name, [*DATASETS, f"{LOCAL}PATH", f"{TABLE}PATH"])
+    options.refuse_for(name, ("standardise",) if name == "heart" else ())
+    if name == "heart":
+        return _load(_HeartReader(options.standardise))
     if name.startswith(LOCAL):
         return _load_local(name)
-    if name.startswith(TABLE):
-        return _load_table(name)
-    if name not in DATASETS:
-        raise unknown("data", name, [*DATASETS, f"{LOCAL}PATH", f"{TABLE}PATH"])
     return DATASETS[name][1]()
 
 
@@ -305,66 +338,78 @@ def by_column(name: str, partition: Partition) -> tuple[str, Partition]:
     return name, partition
 
 
-def _load_table(name: str) -> Dataset:
+def _load_table(name: str, options: TableOptions) -> Dataset:
     """Tables of one's own: a folder with a csv file per client, or one file, with the column that says whose a row is
-    behind a #. The label is the column "label", "target", "class" or "y", or else the last one."""
+    behind a #."""
     path, _, column = name.removeprefix(TABLE).partition("#")
     place = Path(path).expanduser().absolute()
     if place.is_dir():
         if column:
             raise InputError(f"data: {name!r} was given; a column is named of one file, and {path!r} is a folder")
-        return _load(_table, tuple(sorted(place.glob("*.csv"))) or (place,))
+        return _load(_TableReader(options), tuple(sorted(place.glob("*.csv"))) or (place,))
     if not place.is_file():
         raise InputError(f"data: {name!r} was given; csv:FOLDER, a csv file per client, or csv:FILE#COLUMN is needed")
-    return _load(partial(_table, column=column or None) if column else _table, (place,))
+    return _load(_TableReader(options, column or None), (place,))
 
 
-def label_of(columns: Sequence[str]) -> str:
-    """The column of a table that is the label: one that is called so, or else the last."""
-    return next((name for name in LABELS if name in columns), columns[-1])
+@dataclass(frozen=True)
+class _TableReader:
+    """Makes a dataset of csv files; equal readers share what was read."""
+
+    options: TableOptions
+    column: str | None = None
+
+    def __call__(self, *paths: Path) -> Dataset:
+        if paths[0].is_dir():
+            raise InputError(f"data: {str(paths[0])!r} holds no csv file; one per client is needed")
+        single, column = len(paths) == 1, self.column
+        tables: Any = {path.stem: read_csv(path) for path in paths}
+        records = read_tables(tables[paths[0].stem] if column else tables, column, self.options)
+        name = paths[0].stem if single else paths[0].parent.name
+        return _of_records(name, records, bool(column) or not single, self.options.standardise)
 
 
-def _table(*paths: Path, column: str | None = None) -> Dataset:
-    """The dataset of csv files."""
-    if paths[0].is_dir():
-        raise InputError(f"data: {str(paths[0])!r} holds no csv file; one per client is needed")
-    single = len(paths) == 1
-    tables: Any = {path.stem: read_csv(path) for path in paths}
-    columns = next(iter(tables.values()))
-    label = label_of([name for name in columns if name != column])
-    records = records_of(columns if column else tables, column, Reading(label=label))
-    if not records.classes:
-        raise InputError(f"data: the label {label!r} of {str(paths[0])!r} has no classes; the tasks here learn classes")
-    return _of_records(paths[0].stem if single else paths[0].parent.name, records, owned=bool(column) or not single)
+@dataclass(frozen=True)
+class _HeartReader:
+    """Makes a dataset of the four hospitals' patients, ready for tasks."""
+
+    standardise: Standardise = "pooled"
+
+    def __call__(self) -> Dataset:
+        reading = Reading(label="ill", categories=("cp", "restecg"))
+        return _of_records("heart", records_of(heart(), None, reading), True, self.standardise)
 
 
-def _heart() -> Dataset:
-    """The four hospitals' patients, ready for tasks."""
-    return _of_records(
-        "heart", records_of(heart(), None, Reading(label="ill", categories=("cp", "restecg"))), owned=True
-    )
-
-
-def _of_records(name: str, records: Any, owned: bool) -> Dataset:
+def _of_records(name: str, records: Records, owned: bool, standardise: Standardise) -> Dataset:
     """A dataset of clients' records; a fifth of every client's examples of each class is held out for the test set, in
     a way that depends on no other client."""
-    inputs = np.concatenate([own["input"] for own in records.data])
     labels = np.concatenate([own["label"] for own in records.data])
     owner = np.repeat(np.arange(len(records.data)), [len(own["label"]) for own in records.data])
     called = f"data: the held-out fraction of {name}"
-    held_out = np.concatenate([hold_out(called, own["label"], HELD_OUT, seed=0, rare=True) for own in records.data])
+    held = [hold_out(called, own["label"], HELD_OUT, seed=0, rare=True) for own in records.data]
+    if not owned:
+        refuse_without_clients(standardise, name)
+    inputs = np.concatenate(
+        [scaled_by_own(own["input"][~where], own["input"], standardise) for own, where in zip(records.data, held)]
+    )
+    held_out = np.concatenate(held)
     parts = [{"input": inputs[where].astype(np.float32), "label": labels[where]} for where in (~held_out, held_out)]
+    if "checked" in records.data[0]:
+        checked = np.concatenate([own["checked"] for own in records.data])
+        parts = [part | {"checked": checked[where]} for part, where in zip(parts, (~held_out, held_out))]
     return Dataset(
         name,
         parts[0],
         parts[1],
         len(records.classes),
-        standardising(parts[0]["input"]),
+        standardising(parts[0]["input"]) if standardise == "pooled" else None,  # type: ignore[arg-type]
         tuple(map(str, records.classes)),
         owner[~held_out] if owned else None,
         records.names if owned else (),
         records.columns,
         owner[held_out] if owned else None,
+        records.label,
+        standardise,
     )
 
 
@@ -440,7 +485,9 @@ def _read_magic(path: Path) -> Dataset:
     records = formats.labelled_csv(path)
     _check_counts("magic", (path,), (records,), features=10, classes=2)
     dataset = _records("magic", records)
-    return replace(dataset, scale=standardising(dataset.train["input"]), class_names=("gamma", "hadron"))
+    return replace(
+        dataset, scale=standardising(dataset.train["input"]), class_names=("gamma", "hadron"), scaling="pooled"
+    )
 
 
 _FASHION_PIXELS = (0.2860, 0.3530)  # mean and deviation of its training pixels, as published
@@ -502,7 +549,7 @@ _CIFAR10 = _Stored(
 DATASETS: Mapping[str, tuple[str, Callable[[], Dataset]]] = {
     "digits": ("1,797 handwritten digits of 8 x 8 pixels, ten classes; built in", partial(_load, digits)),
     "breast_cancer": ("569 tumours, 30 measurements, two classes; built in", partial(_load, breast_cancer)),
-    "heart": ("740 patients of four hospitals, 15 features, ill or not; built in", partial(_load, _heart)),
+    "heart": ("740 patients of four hospitals, 15 features, ill or not; built in", _HeartReader()),
     "wine": ("178 wines, 13 measurements, three classes; built in", partial(_load, wine)),
     "mnist": (
         "70,000 handwritten digits of 28 x 28 pixels, ten classes",

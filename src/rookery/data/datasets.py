@@ -39,6 +39,8 @@ class Dataset:
       owners: who these are.
       test_owner: of every test example, whose it is, likewise.
       columns: what the inputs are called, where they came from a table.
+      label: Column of the table that is the label; empty: it did not come from a table.
+      scaling: How inputs are scaled (a name of `data.scaling.SHOWN`); empty: as `scale` shows.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Dataset:
     owners: tuple[str, ...] = field(default=(), repr=False)
     columns: tuple[str, ...] = field(default=(), repr=False)
     test_owner: np.ndarray | None = field(default=None, repr=False)
+    label: str = field(default="", repr=False)
+    scaling: str = field(default="", repr=False)
 
     def __post_init__(self):
         if self.scale is None:
@@ -62,6 +66,17 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """The shape of one input: (height, width, channels), or (features,)."""
         return self.scale.shape
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Label, classes and inputs, as a run's results state them."""
+        return {
+            "label": self.label or "label",
+            "classes": list(self.class_names),
+            "inputs": list(self.columns),
+            "shape": "x".join(map(str, self.shape)),
+            "scaling": self.scaling or ("none" if self.scale == Scale(self.shape) else "fixed"),
+        }
 
     def has_own_tests(self, scheme: partitions.Partition | str) -> bool:
         """Whether a partition is that of the data's own clients, and each of them has test examples of its own."""
@@ -100,7 +115,7 @@ class Dataset:
         clients: int,
         seed: int = 0,
         validation: float | None = None,
-        weights=None,
+        weights: Any = "size",
         augment: Augment | None = None,
         own_test: bool = False,
     ) -> Clients:
@@ -115,7 +130,8 @@ class Dataset:
             fits the first, the upper one is judged on the second. The fraction is rounded to whole
             examples, with at least one on either side. Changing it does not change which examples a
             client has.
-          weights: the weights p_i of the clients, as `federate` takes them.
+          weights: Weights p_i of the clients, as `federate` takes them; by default by number of examples, as tasks have
+            them.
           augment: what is done to training examples inside the program, as `federate` takes it.
           own_test: whether the test examples are dealt as well, so that each client has some of its own: those that
             are its, where the data says so, or as many of each class as go with its part of the training examples.
@@ -135,7 +151,7 @@ class Dataset:
         else:
             data = [self._split(part, validation, i, seed) for i, part in enumerate(parts)]
         made = federate(data, weights=weights, augment=augment, test=test)
-        return replace(made, names=names or made.names, columns=self.columns)
+        return replace(made, names=names or made.names, columns=self.columns, about=self.about)
 
     def deal(
         self, scheme: partitions.Partition | str, clients: int, seed: int
@@ -150,7 +166,7 @@ class Dataset:
                 "or a text such as 'dirichlet:0.2'"
             )
         if not isinstance(scheme, partitions.Natural):
-            return scheme.assign(self.train["label"], clients, seed), ()
+            return partitions.deal(scheme, self.train["label"], clients, seed), ()
         owner, _, owners = self._owners(scheme)
         parts = {name: np.flatnonzero(owner == number) for number, name in enumerate(owners)}
         parts = {name: part for name, part in parts.items() if part.size}  # some may have test examples alone
@@ -363,7 +379,8 @@ def _records(name, source, test_fraction):
     examples = {"input": source.data.astype(np.float32), "label": source.target.astype(np.int32)}
     is_test = hold_out("test_fraction", examples["label"], test_fraction, seed=0)
     train, names = _take(examples, ~is_test), tuple(str(c) for c in source.target_names)
-    return Dataset(name, train, _take(examples, is_test), len(names), standardising(train["input"]), names)
+    scale = standardising(train["input"])
+    return Dataset(name, train, _take(examples, is_test), len(names), scale, names, scaling="pooled")
 
 
 def _take(examples, index):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
@@ -15,6 +15,8 @@ import numpy as np
 
 from rookery.data.levels import BOTH, Level, Split
 from rookery.data.parts import check_fraction, hold_out
+from rookery.data.scaling import Standardise, check_standardise, mean_and_std, scaled_by_own
+from rookery.data.schema import read_schema, reading_of
 from rookery.data.sources import Numbered, Source, told_by
 from rookery.data.tables import Reading, is_frame, is_grouped, records_of
 from rookery.errors import InputError
@@ -37,6 +39,7 @@ class Clients:
     classes: tuple[Any, ...] = ()  # what the labels stand for, likewise
     test: Level | None = None  # their own test examples, which no step sees
     source: Source | None = None  # where the examples are, if not in memory
+    about: Mapping[str, Any] = field(default_factory=dict)  # label, classes and inputs, as results state them
 
     def __post_init__(self):
         if not self.names:
@@ -89,16 +92,28 @@ class Clients:
         test = None if self.test is None else [self.own_test(i) for i in indices]
         some = federate([self.client(i) for i in indices], weights / weights.sum(), self.augment, test=test)
         names = tuple(self.names[i] for i in indices)
-        return replace(some, names=names, columns=self.columns, classes=self.classes)
+        return replace(some, names=names, columns=self.columns, classes=self.classes, about=self.about)
 
     def __repr__(self) -> str:
         return f"Clients({self.described()})"
 
+    @property
+    def weighting(self) -> str:
+        """How clients are weighted: "equal", "size" (by number of examples) or "given"."""
+        if np.allclose(self.weights, 1 / self.population):
+            return "equal"
+        return "size" if np.allclose(self.weights, self.sizes / self.sizes.sum()) else "given"
+
+    def stated(self) -> dict[str, Any]:
+        """What results say of the data: label, classes, inputs and scaling where they are known, and the weighting."""
+        return {**self.about, "weights": self.weighting}
+
     def described(self) -> str:
         """Who they are in a line: how many, of how many examples, and what they weigh."""
         sizes = self.sizes
-        equal = bool(np.allclose(self.weights, 1 / self.population))
-        weights = "equal weights" if equal else f"weights {self.weights.min():.3g} to {self.weights.max():.3g}"
+        spread = f"{self.weights.min():.3g} to {self.weights.max():.3g}"
+        kinds = {"equal": "equal weights", "size": f"weights by size, {spread}", "given": f"weights {spread}"}
+        weights = kinds[self.weighting]
         each = f"{sizes.min()} to {sizes.max()} each"
         return f"{self.population} clients, {sizes.sum()} examples, {each}, {weights}"
 
@@ -120,7 +135,9 @@ def federate(
     categories: Sequence[str] | bool = (),
     classes: Sequence[Any] | None = None,
     missing: str = "refuse",
-    standardise: bool = False,
+    checked: str | None = None,
+    schema: str | None = None,
+    standardise: bool | Standardise = False,
     validation: float | None = None,
     test: Any = None,
     seed: int = 0,
@@ -133,8 +150,8 @@ def federate(
         number of examples and in nothing else; columns are matched by name. A `Split(lower=..., upper=...)` per client
         gives the levels their own data. A table is anything with columns by name, such as a DataFrame. Or a source of
         examples that are not in memory: `rk.data.Mapped`, `rk.data.ShardFolder`, `rk.data.Loaded`.
-      weights: the weights p_i of the clients in every average: None, all equal, however many examples each has; "size",
-        by number of examples; or one number per client, not negative, with sum 1.
+      weights: Weights p_i of the clients in every average: "size", by number of examples; "equal"; or one number per
+        client, not negative, with sum 1. None: "size" for tables, as the command has it, and "equal" for pytrees.
       augment: what is done, inside the program, to every training example of a minibatch (the lower level's, where
         the levels differ): a function of a key and an example, such as `rk.data.CropFlip(shape)`.
       by: the column of one table that says whose a row is.
@@ -142,10 +159,15 @@ def federate(
         a number of a class, or itself where it is not whole.
       columns: the columns that are inputs; None: all but the label.
       categories: columns of words or codes, each turned into one column per value, alike at all clients; True: every
-        column that holds texts.
+        column that holds texts. A mapping from columns to lists of values fixes the values.
       classes: the values of the label, in their order; None: those that there are.
       missing: "refuse" rows of a table with empty cells, or "drop" them.
-      standardise: give every input mean 0 and standard deviation 1 over a client's own training examples.
+      checked: Column of 0 and 1 that says whose label was checked. It is no input; examples have it as "checked".
+      schema: Path of a schema (`rookery schema` writes one). It gives label, columns, categories, classes and checked,
+        and every table must keep its rules.
+      standardise: How inputs are scaled: True or "pooled", by mean and standard deviation over all clients' training
+        examples; "client", over each client's own; "robust", by each client's own median and interquartile range,
+        clipped to 10 on either side; False or "none", not at all.
       validation: the part of each client's examples that goes to the upper level, as a `Split`; None: none.
       test: the part of each client's examples that no step sees, for `client_metrics`; or its test examples, one
         pytree per client; None: none.
@@ -158,15 +180,23 @@ def federate(
     >>> federate(table, by="site", label="ill").names
     ('A', 'B')
     """
-    reading = Reading(label, columns, categories, classes, missing)
+    reading = Reading(label, columns, categories, classes, missing, checked)
+    check = None
+    if schema is not None:
+        rules = read_schema(schema)
+        reading = reading_of(rules, reading)
+        check = lambda table, name: rules.check(table, missing, f"client {name!r}")
     if isinstance(data, Source):
         given = {"by": by, "validation": validation, "test": test, "standardise": standardise or None, **vars(reading)}
         return _streamed(data, weights, augment, given)
-    names, inputs, values = (), (), ()
+    names, inputs, values, about = (), (), (), {}
     if isinstance(data, Sequence | Mapping) and not data:
         raise InputError("data: no client was given; at least one is needed")
-    if _are_tables(data, by, reading):
-        data, names, inputs, values = records_of(data, by, reading)
+    _refuse_one_dataset(data, by)
+    if tables := _are_tables(data, by, reading):
+        data, names, inputs, values, target = records_of(data, by, reading, check)
+        about = {"label": target, "classes": [str(value) for value in values]} if target else {}
+        about["inputs"] = list(inputs)
     else:
         for name, value in vars(reading).items():
             if value != getattr(Reading(), name):
@@ -178,8 +208,11 @@ def federate(
         raise InputError("data: no client was given; at least one is needed")
     data, tests = _with_test(data, names, test, seed)
     data = _with_validation(data, names, validation, seed)
-    if standardise:
-        data, tests = _standardised(data, tests)
+    scaling = check_standardise(standardise)
+    if scaling != "none":
+        data, tests = _standardised(data, tests, scaling)
+    if about or scaling != "none":
+        about["scaling"] = scaling
     split = isinstance(data[0], Split)
     if any(isinstance(client, Split) != split for client in data):
         raise InputError("data: some clients are a Split and some are not; give all of them alike")
@@ -194,7 +227,8 @@ def federate(
     held = None if tests is None else _flatten(tests, "test", names)
     if held is not None and held.offset.dtype != np.int32:
         raise InputError(f"test: {held.size.sum(dtype=np.int64)} examples were given, beyond what a device counts")
-    return Clients(levels, _weights(weights, sizes), _checked_augment(augment), names, inputs, values, held)
+    shares = _weights("size" if weights is None and tables else weights, sizes)
+    return Clients(levels, shares, _checked_augment(augment), names, inputs, values, held, about=about)
 
 
 def _streamed(source: Source, weights: Any, augment: Augment | None, given: Mapping[str, Any]) -> Clients:
@@ -218,6 +252,32 @@ def _checked_augment(augment: Any) -> Augment | None:
     if augment is not None and not callable(augment):
         raise InputError(f"augment: {augment!r} was given; a function of a key and an example is needed")
     return augment
+
+
+FIELDS = ("input", "inputs", "feature", "features", "x", "label", "labels", "target", "targets", "y")
+
+
+def _refuse_one_dataset(data: Any, by: str | None) -> None:
+    """Refuses a dict of arrays that is one dataset: its arrays would be taken for the data of one client each."""
+    if by is not None or not isinstance(data, Mapping) or len(data) < 2:
+        return
+    if not all(isinstance(value, np.ndarray | jax.Array | list) for value in data.values()):
+        return
+    try:
+        arrays = {str(name): np.asarray(value) for name, value in data.items()}
+    except ValueError:  # a list of rows of different lengths is no column
+        return
+    if any(array.ndim == 0 for array in arrays.values()) or len({len(array) for array in arrays.values()}) > 1:
+        return
+    columns = any(isinstance(value, list) for value in data.values())
+    named = any(name.lower() in FIELDS for name in arrays)
+    if columns or named or len({(array.shape[1:], array.dtype.kind) for array in arrays.values()}) > 1:
+        names = " and ".join(map(repr, list(arrays)[:5])) + " and more" * (len(arrays) > 5)
+        raise InputError(
+            f"data must have one entry per client; got one dataset, with {names} of {len(next(iter(arrays.values())))} "
+            'examples each. Give a list with one such dict per client, or one table with by="COLUMN", the column that '
+            "names the client"
+        )
 
 
 def _are_tables(data: Any, by: str | None, reading: Reading) -> bool:
@@ -268,23 +328,22 @@ def _divided_part(client: Any, argument: str, fraction: Any, seed: int, index: i
     return pick(~taken), pick(taken)
 
 
-def _standardised(data: list[Any], tests: list[Tree] | None) -> tuple[list[Any], list[Tree] | None]:
-    """Inputs with mean 0 and standard deviation 1 over each client's own training examples; constant ones become 0."""
-    found, held = [], []
-    for i, client in enumerate(data):
-        parts = {"lower": client.lower, "upper": client.upper} if isinstance(client, Split) else {BOTH: client}
-        if not all(isinstance(part, Mapping) and "input" in part for part in parts.values()):
-            raise InputError('standardise: it was given, and examples have no "input"; it is for tables')
-        train = np.asarray(next(iter(parts.values()))["input"], np.float64)
-        mean, spread = train.mean(axis=0), train.std(axis=0)
-        scaled = lambda part, mean=mean, spread=spread: (
-            dict(part) | {"input": (np.asarray(part["input"]) - mean) / np.where(spread > 0, spread, 1.0)}
-        )
-        made = {name: scaled(part) for name, part in parts.items()}
-        found.append(Split(**made) if isinstance(client, Split) else made[BOTH])
-        if tests is not None:
-            held.append(scaled(tests[i]))
-    return found, held if tests is not None else None
+def _standardised(data: list[Any], tests: list[Tree] | None, kind: Standardise) -> tuple[list[Any], list[Tree] | None]:
+    """Inputs scaled by statistics of training examples, of all clients or of each client's own."""
+    parts = [{"lower": own.lower, "upper": own.upper} if isinstance(own, Split) else {BOTH: own} for own in data]
+    if not all(isinstance(part, Mapping) and "input" in part for own in parts for part in own.values()):
+        raise InputError('standardise: it was given, and examples have no "input"; it is for tables')
+    train = [np.asarray(next(iter(own.values()))["input"], np.float64) for own in parts]
+    mean, std = mean_and_std(np.concatenate(train))
+
+    def scaled(part: Mapping[str, Any], place: int) -> dict[str, Any]:
+        inputs = np.asarray(part["input"])
+        found = (inputs - mean) / std if kind == "pooled" else scaled_by_own(train[place], inputs, kind)
+        return dict(part) | {"input": found}
+
+    made = [{name: scaled(part, place) for name, part in own.items()} for place, own in enumerate(parts)]
+    found = [Split(**own) if isinstance(given, Split) else own[BOTH] for own, given in zip(made, data)]
+    return found, None if tests is None else [scaled(part, place) for place, part in enumerate(tests)]
 
 
 def _name(names: tuple[str, ...], index: int) -> str:
@@ -388,11 +447,11 @@ _ALIGNMENT = 64  # bytes
 
 def _weights(weights: Any, sizes: np.ndarray) -> np.ndarray:
     n = len(sizes)
-    if weights is None:
+    if weights is None or (isinstance(weights, str) and weights == "equal"):
         return np.full(n, 1.0 / n)
     if isinstance(weights, str):
         if weights != "size":
-            raise InputError(f'weights: {weights!r} was given; allowed are None, "size" and one number per client')
+            raise InputError(f'weights must be "size", "equal", None or one number per client; got {weights!r}')
         return sizes / sizes.sum()
     weights = np.asarray(weights, np.float64)
     if weights.shape != (n,):

@@ -493,6 +493,43 @@ def _parse_one(text: str) -> Partition:
         raise InputError(f"partition: {text!r} was given, and in it {error}") from None
 
 
+def deal(partition: Partition, labels: np.ndarray, clients: int, seed: int) -> list[np.ndarray]:
+    """What a partition assigns, checked: one array of indices per client, not empty, and no example twice.
+
+    The partitions of this module promise that. One of a user's own may not, and would count examples twice.
+    """
+    who, count = f"partition: {type(partition).__name__}.assign", len(labels)
+    parts = partition.assign(labels, clients, seed)
+    if not isinstance(parts, Sequence | np.ndarray):
+        raise InputError(f"{who} must give a list with one array of indices per client; got {parts!r}")
+    if len(parts) != clients:
+        raise InputError(f"{who} must give one array of indices per client; got {len(parts)} for clients={clients}")
+    checked = [np.asarray(part) for part in parts]
+    owner = np.full(count, -1, np.int64)
+    for client, part in enumerate(checked):
+        if part.ndim != 1:
+            raise InputError(f"{who}: client {client} has indices of shape {part.shape}; one dimension is needed")
+        if not part.size:
+            raise InputError(f"{who}: client {client} has no example; every client needs at least one")
+        if part.dtype.kind not in "iu":
+            raise InputError(f"{who}: client {client} has indices of type {part.dtype}; they must be integers")
+        outside = part[(part < 0) | (part >= count)]
+        if outside.size:
+            raise InputError(f"{who}: client {client} has the index {outside[0]}; it must be from 0 to {count - 1}")
+        unique, times = np.unique(part, return_counts=True)
+        if unique.size < part.size:
+            example = unique[times > 1][0]
+            raise InputError(f"{who}: example {example} goes to client {client} twice; each example goes to one place")
+        taken = unique[owner[unique] >= 0]
+        if taken.size:
+            raise InputError(
+                f"{who}: example {taken[0]} goes to clients {owner[taken[0]]} and {client}; each example goes to one "
+                "client"
+            )
+        owner[unique] = client
+    return checked
+
+
 def check_integer(name, value, at_least):
     if not isinstance(value, Integral) or isinstance(value, bool) or value < at_least:
         raise InputError(f"{name}: {value!r} was given; an integer of at least {at_least} is needed")

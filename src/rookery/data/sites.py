@@ -12,15 +12,17 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from rookery.data.catalogue import DATASETS, HELD_OUT, TABLE, label_of, load
+from rookery.data.catalogue import DATASETS, HELD_OUT, TABLE, load_with
 from rookery.data.datasets import Dataset
 from rookery.data.inputs import Scale
+from rookery.data.own_tables import TableOptions, choose_label, read_tables
 from rookery.data.parts import hold_out
-from rookery.data.tables import Reading, is_frame, plain, read_csv, records_of
+from rookery.data.scaling import Standardise, scaled_by_own
+from rookery.data.tables import Records, columns_of, is_empty, is_frame, plain, read_csv, refuse_other_codes
 from rookery.errors import InputError, failing, unknown
 
 MOST = 10**9  # examples of a site at most, and columns
@@ -34,33 +36,45 @@ class Holding:
     test: Mapping[str, np.ndarray]
     columns: tuple[str, ...]
     classes: tuple[Any, ...]
+    label: str
+    scaling: Standardise = "pooled"
+    checked: str = ""
 
     def facts(self) -> dict[str, Any]:
-        """What the server is told of it, as json has it: how many examples, which columns and classes, and of every
-        column the mean and the sum of squares around it, by which all scale their inputs alike."""
-        inputs = self.train["input"].astype(np.float64)
-        mean = inputs.mean(axis=0)
-        return {
+        """What the server learns of it, as json: how many examples, and which columns, label and classes.
+
+        Only where inputs are scaled by pooled statistics, also the mean of every column and the sum of squares around
+        it.
+        """
+        facts = {
             "train": len(self.train["label"]),
             "test": len(self.test["label"]),
             "columns": list(self.columns),
             "classes": list(self.classes),
-            "mean": mean.tolist(),
-            "squares": ((inputs - mean) ** 2).sum(axis=0).tolist(),
+            "label": self.label,
+            "scaling": self.scaling,
+            "checked": self.checked,
         }
+        if self.scaling != "pooled":
+            return facts
+        inputs = self.train["input"].astype(np.float64)
+        mean = inputs.mean(axis=0)
+        return facts | {"mean": mean.tolist(), "squares": ((inputs - mean) ** 2).sum(axis=0).tolist()}
 
 
-def read_holding(source: str) -> Holding:
+def read_holding(source: str, options: TableOptions | None = None) -> Holding:
     """What a site's own source holds: `csv:FILE`; `NAME#CLIENT`, a client of a dataset that has clients of its own; or
-    `MODULE:FUNCTION`, a function that gives a table, or `{"input": ..., "label": ...}`."""
+    `MODULE:FUNCTION`, a function that gives a table, or `{"input": ..., "label": ...}`. `options` say how a table is
+    read."""
+    options = options or TableOptions()
     if source.startswith(TABLE):
         path = Path(source.removeprefix(TABLE)).expanduser()
         if not path.is_file():
             raise InputError(f"data: {source!r} was given; the csv file of one site is needed")
-        return _of_table(read_csv(path), str(path))
+        return _of_table(read_csv(path), str(path), options)
     name, hash_, client = source.partition("#")
     if hash_ and name in DATASETS:
-        return _of_client(load(name), client)
+        return _of_client(load_with(name, options), client, options)
     module, colon, function = source.rpartition(":")
     if not colon:
         raise InputError(
@@ -74,35 +88,45 @@ def read_holding(source: str) -> Holding:
         found = {name: inputs[:, place] for place, name in enumerate(names)} | {"label": np.asarray(found["label"])}
     if not (is_frame(found) or isinstance(found, Mapping)):
         raise InputError(f"data: {source!r} gives {type(found).__name__}; a table with columns by name is needed")
-    return _of_table(found, source)
+    return _of_table(found, source, options)
 
 
-def _of_table(table: Any, source: str) -> Holding:
+def _of_table(table: Any, source: str, options: TableOptions) -> Holding:
     """The holding in a table; a fifth of each class is held out, as every site does with its own."""
-    label = label_of(list(getattr(table, "columns", table)))
-    values = sorted({plain(value) for value in np.asarray(table[label]).tolist()}, key=lambda v: (str(type(v)), v))
-    if not all(type(value) in (int, str) for value in values):
+    if (schema := options.schema) is not None:
+        schema.check(table, options.missing)
+        return _held(read_tables({"0": table}, None, options), schema.classes, source, options)
+    label = choose_label([name for name in columns_of(table) if name != options.checked], options.label)
+    cells = [plain(value) for value in np.asarray(table[label]).tolist()]
+    values = sorted({value for value in cells if not is_empty(value)}, key=lambda v: (str(type(v)), v))
+    if not values or not all(type(value) in (int, str) for value in values):
         raise InputError(f"data: the label {label!r} of {source!r} has no classes; the tasks here learn classes")
     padded = values if len(values) > 1 else [*values, _other(values[0])]  # a site may see one class alone
-    records = records_of([table], None, Reading(label=label, classes=padded))
-    own = {"input": records.data[0]["input"].astype(np.float32), "label": records.data[0]["label"]}
+    return _held(read_tables({"0": table}, None, options, classes=padded), tuple(values), source, options)
+
+
+def _held(records: Records, classes: tuple[Any, ...], source: str, options: TableOptions) -> Holding:
+    """The holding of a site's records, with a part held out for the test, and scaled where that is the site's own."""
+    own = records.data[0]
     held = hold_out(f"data: the held-out fraction of {source}", own["label"], HELD_OUT, seed=0, rare=True)
+    scaled = scaled_by_own(own["input"][~held], own["input"], options.standardise)
+    own = own | {"input": scaled.astype(np.float32)}
     train, test = ({name: array[where] for name, array in own.items()} for where in (~held, held))
-    return Holding(train, test, records.columns, tuple(values))
+    return Holding(train, test, records.columns, classes, records.label, options.standardise, options.checked_name)
 
 
 def _other(value: Any) -> Any:
     return value + 1 if isinstance(value, int) else f"not {value}"
 
 
-def _of_client(dataset: Dataset, client: str) -> Holding:
+def _of_client(dataset: Dataset, client: str, options: TableOptions) -> Holding:
     """One of a dataset's own clients."""
     if client not in dataset.owners or dataset.owner is None or dataset.test_owner is None:
         raise unknown(f"data: a client of {dataset.name}", client, dataset.owners)
     number = dataset.owners.index(client)
     parts = ((dataset.train, dataset.owner), (dataset.test, dataset.test_owner))
     train, test = ({name: array[owner == number] for name, array in part.items()} for part, owner in parts)
-    return Holding(train, test, dataset.columns, dataset.class_names)
+    return Holding(train, test, dataset.columns, dataset.class_names, dataset.label, options.standardise)
 
 
 @dataclass(frozen=True)
@@ -116,6 +140,9 @@ class Outline:
     classes: tuple[Any, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    labels: tuple[str, ...]  # the label's column at every site; all are the same
+    scaling: tuple[Standardise, ...]  # of every site, likewise; mean and std are empty unless it is "pooled"
+    checked: tuple[str, ...]  # the column that says whose label was checked, likewise; "": none
 
     @classmethod
     def of(cls, facts: Mapping[str, Mapping[str, Any]]) -> Outline:
@@ -131,12 +158,25 @@ class Outline:
                     f"data: site {name!r} and site {names[0]!r} do not have the same columns: {differ[0]!r} is at one "
                     "of them alone"
                 )
+            for part, option in (("label", "label"), ("scaling", "standardise"), ("checked", "checked")):
+                if facts[name][part] != first[part]:
+                    raise InputError(
+                        f"data: {part} is {facts[name][part]!r} at site {name!r} and {first[part]!r} at site "
+                        f"{names[0]!r}; give all sites the same --task.{option}"
+                    )
+        refuse_other_codes({name: set(facts[name]["classes"]) for name in names}, "data: the label")
         classes = sorted({value for name in names for value in facts[name]["classes"]}, key=lambda v: (str(type(v)), v))
         if len({type(value) for value in classes}) > 1 or len(classes) < 2:
             raise InputError(f"data: the sites' labels are {classes}; two or more classes of one kind are needed")
-        mean, std = _pooled([_in_order(facts[name], first["columns"]) for name in names])
+        mean, std = (), ()
+        if first["scaling"] == "pooled":
+            mean, std = _pooled([_in_order(facts[name], first["columns"]) for name in names])
         train, test = (tuple(facts[name][part] for name in names) for part in ("train", "test"))
-        return cls(names, train, test, tuple(first["columns"]), tuple(classes), mean, std)
+        same = lambda part: (first[part],) * len(names)
+        columns = tuple(first["columns"])
+        return cls(
+            names, train, test, columns, tuple(classes), mean, std, same("label"), same("scaling"), same("checked")
+        )
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -153,34 +193,39 @@ class Outline:
         parts = {}
         for part, sizes in (("train", self.train), ("test", self.test)):
             rows = [self._rows(site, size, part, (own or {}).get(site)) for site, size in zip(self.names, sizes)]
-            parts[part] = {key: np.concatenate([each[key] for each in rows]) for key in ("input", "label")}
+            parts[part] = {key: np.concatenate([each[key] for each in rows]) for key in rows[0]}
         owner = lambda sizes: np.repeat(np.arange(len(self.names)), sizes)
         return Dataset(
             name,
             parts["train"],
             parts["test"],
             len(self.classes),
-            Scale((len(self.columns),), mean=self.mean, std=self.std),
+            Scale((len(self.columns),), mean=self.mean, std=self.std) if self.mean else None,  # type: ignore[arg-type]
             tuple(map(str, self.classes)),
             owner(self.train),
             self.names,
             self.columns,
             owner(self.test),
+            self.labels[0],
+            self.scaling[0],
         )
 
     def _rows(self, site: str, size: int, part: str, own: Holding | None) -> Mapping[str, np.ndarray]:
         if own is None:
-            return {"input": np.zeros((size, len(self.columns)), np.float32), "label": np.zeros(size, np.int32)}
+            blank = {"input": np.zeros((size, len(self.columns)), np.float32), "label": np.zeros(size, np.int32)}
+            return blank | {"checked": np.zeros(size, np.int32)} if self.checked[0] else blank
         rows = getattr(own, part)
         if (
             len(rows["label"]) != size
             or set(own.columns) != set(self.columns)
             or not set(own.classes) <= {*self.classes}
+            or own.checked != self.checked[0]
         ):
             raise InputError(f"outline: it does not say of site {site!r} what that site has said of itself")
         order = [own.columns.index(column) for column in self.columns]
         numbers = np.array([self.classes.index(value) for value in own.classes], np.int32)
-        return {"input": rows["input"][:, order], "label": numbers[rows["label"]]}
+        found = {"input": rows["input"][:, order], "label": numbers[rows["label"]]}
+        return found | {"checked": rows["checked"]} if self.checked[0] else found
 
 
 def _check_facts(name: str, facts: Mapping[str, Any]) -> None:
@@ -190,13 +235,19 @@ def _check_facts(name: str, facts: Mapping[str, Any]) -> None:
         0 < width <= MOST
         and all(isinstance(column, str) for column in facts["columns"])
         and all(type(facts.get(part)) is int and 0 < facts[part] <= MOST for part in ("train", "test"))
+        and all(isinstance(facts.get(part), str) for part in ("label", "checked"))
         and isinstance(facts.get("classes"), list)
         and all(type(value) in (int, str) for value in facts["classes"])
-        and all(
-            isinstance(facts.get(part), list)
-            and len(facts[part]) == width
-            and all(isinstance(number, float | int) and np.isfinite(number) for number in facts[part])
-            for part in ("mean", "squares")
+        and facts.get("scaling") in get_args(Standardise)
+        and (
+            all(
+                isinstance(facts.get(part), list)
+                and len(facts[part]) == width
+                and all(isinstance(number, float | int) and np.isfinite(number) for number in facts[part])
+                for part in ("mean", "squares")
+            )
+            if facts["scaling"] == "pooled"
+            else "mean" not in facts and "squares" not in facts
         )
     )
     if not good:

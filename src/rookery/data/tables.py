@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ class Records(NamedTuple):
     names: tuple[str, ...]
     columns: tuple[str, ...]
     classes: tuple[Any, ...]
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,17 @@ class Reading:
         column that holds texts.
       classes: the values of the label, in their order; None: those that there are. Of a label of numbers that are not
         whole there are none: it is a number to be predicted.
+        A mapping from columns to values fixes the values, so that they do not depend on what the clients hold.
       missing: "refuse" rows with empty cells, or "drop" them.
+      checked: Column of 0 and 1 that says whose label was checked; it is no input.
     """
 
     label: str | None = None
     columns: Sequence[str] | None = None
-    categories: Sequence[str] | bool = ()
+    categories: Sequence[str] | Mapping[str, Sequence[Any]] | bool = ()
     classes: Sequence[Any] | None = None
     missing: str = "refuse"
+    checked: str | None = None
 
 
 def is_frame(value: Any) -> bool:
@@ -62,13 +66,25 @@ def is_grouped(value: Any) -> bool:
     return hasattr(value, "groups") and hasattr(value, "__iter__")
 
 
-def records_of(data: Any, by: str | None, reading: Reading) -> Records:
-    """The records of tables: a frame with a column that says whose a row is, frames by name, a list, or a groupby."""
+def columns_of(table: Any) -> list[Any]:
+    """The names of a table's columns."""
+    return list(getattr(table, "columns", table))
+
+
+def records_of(
+    data: Any, by: str | None, reading: Reading, check: Callable[[Mapping[str, Any], str], Any] | None = None
+) -> Records:
+    """The records of tables: a frame with a column that says whose a row is, frames by name, a list, or a groupby.
+
+    `check` is called with every client's table and its name, and refuses what a schema does not allow.
+    """
     frames = _frames(data, by, reading)
+    for name, frame in frames.items() if check is not None else ():
+        check(frame, name)  # type: ignore[misc]
     if reading.missing not in MISSING:
         raise InputError(f"missing: {reading.missing!r} was given; allowed are {' and '.join(MISSING)}")
     inputs = _inputs(frames, by, reading)
-    needed = [*inputs, *([] if reading.label is None else [reading.label])]
+    needed = [*inputs, *(column for column in (reading.label, reading.checked) if column is not None)]
     tables = {name: {column: frame[column] for column in needed} for name, frame in frames.items()}
     tables = {name: _without_missing(name, table, reading.missing) for name, table in tables.items()}
     coded = _categories(tables, inputs, reading.categories)
@@ -78,15 +94,18 @@ def records_of(data: Any, by: str | None, reading: Reading) -> Records:
     label: dict[str, np.ndarray] | None = None
     classes: tuple[Any, ...] = ()
     if reading.label is not None:
-        label, classes = _labels(tables, reading.label, reading.classes)
+        apart = by is None and not is_grouped(data)
+        label, classes = _labels(tables, reading.label, reading.classes, apart)
     examples = []
     for name, table in tables.items():
         parts = [_encoded(name, column, table[column], coded[column]) for column in inputs]
         own: dict[str, np.ndarray] = {"input": np.concatenate(parts, axis=1)}
         if label is not None:
             own["label"] = label[name]
+        if reading.checked is not None:
+            own["checked"] = _checked(name, reading.checked, table[reading.checked])
         examples.append(own)
-    return Records(examples, tuple(tables), columns, classes)
+    return Records(examples, tuple(tables), columns, classes, reading.label or "")
 
 
 def _frames(data: Any, by: str | None, reading: Reading) -> dict[str, dict[str, np.ndarray]]:
@@ -122,7 +141,7 @@ def _columns(who: str, frame: Any) -> dict[str, np.ndarray]:
     """A frame's columns as arrays, by name."""
     if not (is_frame(frame) or isinstance(frame, Mapping)):
         raise InputError(f"data: {who} is {type(frame).__name__}; a table with columns by name is needed")
-    names: list[Any] = list(getattr(frame, "columns", frame))
+    names = columns_of(frame)
     for name in names:
         if not isinstance(name, str):
             raise InputError(f"data: {who} has the column {name!r}; names of columns are texts")
@@ -130,7 +149,7 @@ def _columns(who: str, frame: Any) -> dict[str, np.ndarray]:
             raise InputError(f"data: {who} has the column {name!r} twice; names are of one column each")
     if not names:
         raise InputError(f"data: {who} has no columns; a table with columns by name is needed")
-    columns = {name: _array(frame[name]) for name in names}
+    columns = {name: array_of(frame[name]) for name in names}
     for name, column in columns.items():
         if column.ndim != 1:
             raise InputError(f"data: {who}, column {name!r} has shape {column.shape}; one value per row is needed")
@@ -143,7 +162,7 @@ def _columns(who: str, frame: Any) -> dict[str, np.ndarray]:
     return columns
 
 
-def _array(values: Any) -> np.ndarray:
+def array_of(values: Any) -> np.ndarray:
     """A column as an array; numbers beside texts in a list stay numbers."""
     if isinstance(values, (list, tuple)) and any(isinstance(value, str) for value in values):
         return np.array(values, object)
@@ -159,7 +178,7 @@ def _divided(columns: dict[str, np.ndarray], by: str | None) -> dict[str, dict[s
     if by not in columns:
         raise InputError(f"by: {_no_column(by, columns)}")
     whose = columns[by]
-    if empty := _rows(_is_missing(whose)):
+    if empty := _rows(is_missing(whose)):
         raise InputError(f"by: column {by!r} is empty in {empty}; every row must be somebody's")
     found: dict[str, dict[str, np.ndarray]] = {}
     for value in dict.fromkeys(whose.tolist()):
@@ -177,8 +196,12 @@ def _inputs(frames: Mapping[str, Mapping[str, np.ndarray]], by: str | None, read
     first, table = next(iter(frames.items()))
     if reading.label is not None and reading.label not in table:
         raise InputError(f"label: {_no_column(reading.label, table, first)}")
+    if reading.checked is not None and reading.checked not in table:
+        raise InputError(f"checked: {_no_column(reading.checked, table, first)}")
+    if reading.checked is not None and reading.checked == reading.label:
+        raise InputError(f"checked: {reading.checked!r} is the label; another column must say whose label was checked")
     if reading.columns is None:
-        inputs = [name for name in table if name != reading.label]
+        inputs = [name for name in table if name not in (reading.label, reading.checked)]
     else:
         inputs = list(reading.columns)
         if twice := [name for name in inputs if inputs.count(name) > 1]:
@@ -186,12 +209,14 @@ def _inputs(frames: Mapping[str, Mapping[str, np.ndarray]], by: str | None, read
         for name in inputs:
             if name == reading.label:
                 raise InputError(f"columns: {name!r} is the label; it cannot be an input as well")
+            if name == reading.checked:
+                raise InputError(f"columns: {name!r} says whose label was checked; it cannot be an input as well")
             if name not in table:
                 raise InputError(f"columns: {_no_column(name, table, first)}")
     if not inputs:
         raise InputError("columns: there are none but the label; at least one input is needed")
     for name, other in frames.items():
-        for column in [*inputs, *([reading.label] if reading.label is not None else [])]:
+        for column in [*inputs, *(needed for needed in (reading.label, reading.checked) if needed is not None)]:
             if column not in other:
                 raise InputError(
                     f"data: client {name!r} has no column {column!r}, which client {first!r} has; give columns= with "
@@ -211,18 +236,19 @@ def _no_column(name: str, columns: Iterable[str], client: str | None = None) -> 
     return f"{name!r} was given, and {whose} has no such column{nearest(str(name), list(columns))}"
 
 
-def _is_missing(column: np.ndarray) -> np.ndarray:
+def is_missing(column: np.ndarray) -> np.ndarray:
     """Where a column holds nothing: NaN, None, an empty text."""
     if column.dtype.kind == "f":
         return np.isnan(column)
     if column.dtype.kind in "OUS":
-        return np.array([_empty(value) for value in column.tolist()], bool)
+        return np.array([is_empty(value) for value in column.tolist()], bool)
     if column.dtype.kind in "mM":
         return np.isnat(column)
     return np.zeros(column.shape, bool)
 
 
-def _empty(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
+    """Whether a cell holds nothing."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     if isinstance(value, str):
@@ -240,7 +266,7 @@ def _rows(where: np.ndarray) -> str:
 
 
 def _without_missing(name: str, table: dict[str, np.ndarray], missing: str) -> dict[str, np.ndarray]:
-    lost = {column: _is_missing(values) for column, values in table.items()}
+    lost = {column: is_missing(values) for column, values in table.items()}
     any_lost = np.any(list(lost.values()), axis=0)
     if not any_lost.any():
         return table
@@ -248,7 +274,7 @@ def _without_missing(name: str, table: dict[str, np.ndarray], missing: str) -> d
         column = next(column for column, where in lost.items() if where.any())
         raise InputError(
             f"data: client {name!r}, column {column!r} is empty in {_rows(lost[column])}; fill the cells, or give "
-            'missing="drop" to leave such rows out'
+            'missing="drop" (--task.missing drop) to leave such rows out'
         )
     if any_lost.all():
         empty = [column for column, where in lost.items() if where.all()]
@@ -258,7 +284,9 @@ def _without_missing(name: str, table: dict[str, np.ndarray], missing: str) -> d
 
 
 def _categories(
-    tables: Mapping[str, Mapping[str, np.ndarray]], inputs: list[str], asked: Sequence[str] | bool
+    tables: Mapping[str, Mapping[str, np.ndarray]],
+    inputs: list[str],
+    asked: Sequence[str] | Mapping[str, Sequence[Any]] | bool,
 ) -> dict[str, tuple[Any, ...]]:
     """The values of every column that is one of categories, alike at all clients; (None,) of a column of numbers."""
     if isinstance(asked, str):
@@ -272,6 +300,9 @@ def _categories(
     for column in inputs:
         if column not in named:
             coded[column] = (None,)
+            continue
+        if isinstance(asked, Mapping):
+            coded[column] = tuple(plain(value) for value in asked[column])
             continue
         values = {plain(value) for table in tables.values() for value in table[column].tolist()}
         kinds = {isinstance(value, str) for value in values}
@@ -296,6 +327,12 @@ def _encoded(client: str, column: str, values: np.ndarray, coded: tuple[Any, ...
     """A column as numbers: itself, or one column per category."""
     if coded != (None,):
         cells = np.array([plain(value) for value in values.tolist()], object)
+        outside = np.array([value not in coded for value in cells.tolist()], bool)
+        if outside.any():
+            raise InputError(
+                f"data: client {client!r}, column {column!r} holds a value in {_rows(outside)} that is not among its "
+                f"categories {', '.join(map(repr, coded[:10]))}"
+            )
         return np.stack([(cells == value) for value in coded], axis=1).astype(np.float64)
     if values.dtype.kind in "mM":
         raise InputError(f"data: client {client!r}, column {column!r} holds dates; make numbers of them")
@@ -304,7 +341,8 @@ def _encoded(client: str, column: str, values: np.ndarray, coded: tuple[Any, ...
         where = int(np.flatnonzero(wrong)[0])
         raise InputError(
             f"data: client {client!r}, column {column!r} holds {values.tolist()[where]!r} in {_rows(wrong)}; make "
-            f"numbers of it, or give categories=[{column!r}] to turn each value into a column, alike at all clients"
+            f"numbers of it, or give categories=[{column!r}] (--task.categories {column}) to turn each value into a "
+            "column, alike at all clients"
         )
     if (infinite := ~np.isfinite(numbers)).any():
         raise InputError(
@@ -327,9 +365,12 @@ def _numbers(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _labels(
-    tables: Mapping[str, Mapping[str, np.ndarray]], label: str, given: Sequence[Any] | None
+    tables: Mapping[str, Mapping[str, np.ndarray]], label: str, given: Sequence[Any] | None, apart: bool
 ) -> tuple[dict[str, np.ndarray], tuple[Any, ...]]:
-    """Every client's labels as numbers of classes, and the classes; of numbers that are not whole, themselves."""
+    """Every client's labels as numbers of classes, and the classes; of numbers that are not whole, themselves.
+
+    Tables that were made `apart` may code their labels differently.
+    """
     columns = {
         name: np.array([plain(value) for value in table[label].tolist()], object) for name, table in tables.items()
     }
@@ -347,6 +388,10 @@ def _labels(
         if len(kinds) > 1:
             texts = sorted(value for value in values if isinstance(value, str))
             raise InputError(f"label: column {label!r} holds numbers and the text {texts[0]!r}; one kind is needed")
+        if apart:
+            refuse_other_codes(
+                {name: set(column.tolist()) for name, column in columns.items()}, f"label: column {label!r}"
+            )
         classes: tuple[Any, ...] = tuple(sorted(values))
     else:
         classes = tuple(plain(value) for value in given)
@@ -369,6 +414,29 @@ def _labels(
             )
         found[name] = np.array([number[value] for value in column.tolist()], np.int32)
     return found, classes
+
+
+def refuse_other_codes(classes: Mapping[str, set[Any]], what: str) -> None:
+    """Refuses two parties with two classes or more, each of which has a class that the other lacks: labels 0 and 1 at
+    one and 1 and 2 at the other are more likely two codes of two classes than three classes."""
+    largest = max(classes, key=lambda name: len(classes[name]))
+    for name, own in classes.items():
+        if len(own) > 1 and not own <= classes[largest]:
+            shown = [", ".join(sorted(map(str, classes[which]))[:10]) for which in (largest, name)]
+            raise InputError(
+                f"{what} has the classes {shown[0]} at {largest!r} and {shown[1]} at {name!r}. If both mean the same, "
+                "code them alike; if not, list all classes: a schema (--task.schema; schema= or classes= in Python)"
+            )
+
+
+def _checked(client: str, column: str, values: np.ndarray) -> np.ndarray:
+    """Which of a client's records have a label that was checked."""
+    cells = [plain(value) for value in values.tolist()]
+    if wrong := _rows(np.array([type(cell) is not int or cell not in (0, 1) for cell in cells], bool)):
+        raise InputError(
+            f"checked: client {client!r}, column {column!r} must hold 0 and 1 only; it does not in {wrong}"
+        )
+    return np.array(cells, np.int32)
 
 
 # Files.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -81,7 +81,7 @@ class PreparedRun:
 
     Where clients are elsewhere, `record` is what the record of one of them is like, and, of a run that goes on,
     `versions` says which version of its record each of them is at. `source` has the examples that are not in memory.
-    `rates` are the step sizes that were measured, by sequence.
+    `rates` are the step sizes that were measured, by sequence. `data` states what is learnt from which inputs.
     """
 
     config: ProgramConfig
@@ -91,6 +91,7 @@ class PreparedRun:
     versions: Mapping[str, Any] | None = None
     source: Source | None = None
     rates: Mapping[str, float] | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     def without_records(self) -> PreparedRun:
         """The same where clients keep their records to themselves, but for what channels keep at both ends."""

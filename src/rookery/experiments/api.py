@@ -23,6 +23,7 @@ from rookery.problems.base import Problem
 from rookery.runs.folder import open_folder, versions, write_results
 from rookery.runs.result import Result
 from rookery.runs.run import metric_names, no_metrics, run
+from rookery.tasks.base import described_task
 from rookery.tasks.registry import TASKS
 
 # What `rk.run` takes besides the problem, the method, the clients, the metrics and how long it goes.
@@ -285,7 +286,7 @@ def asked_of(
     one = next(iter(experiments.values()))
     shared = {field.name: getattr(one.options, field.name) for field in dataclasses.fields(CommonOptions)}
     asked = {budget.axis: budget.amount, "seeds": seeds, "tune_budget": tune_budget, "task": one.task_name}
-    of_task = {name: value for name, value in dataclasses.asdict(one.task).items() if name != FORM}  # a method's own
+    of_task = {name: value for name, value in described_task(one.task).items() if name != FORM}  # a method's own
     return decisive(asked | {"task_options": of_task, **shared, "target": None})
 
 

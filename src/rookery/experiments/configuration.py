@@ -74,7 +74,7 @@ def common(config: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-_TOLD = ("main_metric", "falling", "versions")  # what a run's folder adds to its configuration
+_TOLD = ("main_metric", "falling", "versions", "data")  # what a run's folder adds to its configuration
 
 
 def _digest(value: Any) -> str:

@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 from rookery.algorithms.registry import find_method
 from rookery.data.catalogue import by_column
-from rookery.data.partitions import Natural, parse
+from rookery.data.own_tables import shown_data
+from rookery.data.partitions import Natural, Partition, parse
 from rookery.engines.hosts import leads, meet
 from rookery.errors import AdviceWarning, InputError
 from rookery.experiments.codec import CLASS, build, decode, encode
@@ -30,7 +31,7 @@ from rookery.runs.checkpoint import Checkpoints, Continued, latest_round
 from rookery.runs.folder import HistoryFile, open_folder, versions, write_results
 from rookery.runs.result import HISTORY, RESULT, Result
 from rookery.runs.run import Interrupted, continue_run, run
-from rookery.tasks.base import Assembly
+from rookery.tasks.base import Assembly, OnData, described_task, find_dataset
 from rookery.tasks.registry import find_task
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
@@ -102,17 +103,32 @@ class Experiment:
             raise InputError(
                 f"clients, cohort: {options.clients}, {options.cohort} were given; clients >= 1, cohort >= 0"
             )
-        partition, task = parse(options.partition), self.task
-        if isinstance(getattr(task, "data", None), str):
-            data, partition = by_column(task.data, partition)
-            task = task if data == task.data else dataclasses.replace(task, data=data)
+        task, partition = self._divided()
         if not isinstance(partition, Natural):
             self._cohort(options.clients)
         if options.target is not None and not math.isfinite(options.target):
             raise InputError(f"target: {options.target} was given; a finite number is needed")
         assembly = task.assemble(partition, options.clients, options.seed, tuning=tuning)
         assembly.check_target(options.target)
+        if about := self.about():  # tasks may make clients anew, without what a dataset says of itself
+            clients = dataclasses.replace(assembly.clients, about=about)
+            assembly = dataclasses.replace(assembly, clients=clients)
         return assembly
+
+    def about(self) -> dict[str, Any]:
+        """Label, classes, inputs and scaling of the task's data; empty for a task without data of the catalogue."""
+        task, _ = self._divided()
+        if not isinstance(task, OnData) or not isinstance(name := getattr(task, "data", None), str):
+            return {}
+        return find_dataset(name, table=task.table).about
+
+    def _divided(self) -> tuple[Any, Partition]:
+        """The task and its partition, where the column of `natural:COLUMN` is part of the task's data."""
+        partition, task = parse(self.options.partition), self.task
+        if isinstance(getattr(task, "data", None), str):
+            data, partition = by_column(task.data, partition)
+            task = task if data == task.data else dataclasses.replace(task, data=data)
+        return task, partition
 
     def _cohort(self, population: int) -> int:
         """Clients per round, 0: all of them."""
@@ -164,7 +180,7 @@ class Experiment:
         sources |= {} if own is None else {"method_file": own, "method_source": source_hash(own, "method")}
         return {
             "task_name": self.task_name,
-            "task": dataclasses.asdict(self.task),
+            "task": described_task(self.task),
             "method_name": self.method_name,
             "method": encode(self.method),
             **{key: source for key, source in sources.items() if source is not None},
@@ -232,7 +248,10 @@ def launch(
             described = experiment.to_json()
             assembly = experiment.assemble()
             say(assembly.clients.described())
+            if said := shown_data(assembly.clients.about):
+                say(said)
             told = {"main_metric": assembly.main_metric, "falling": assembly.falling, "versions": versions()}
+            told["data"] = assembly.clients.stated()
             write_text(opened / CONFIG, json.dumps(described | told, indent=1))
             result = go(experiment, assembly, opened, callbacks, resumed=False)
         finish(opened, result, experiment, assembly)

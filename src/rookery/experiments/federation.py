@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rookery.data.catalogue import DATASETS
+from rookery.data.own_tables import shown_data
 from rookery.data.partitions import Natural, parse
 from rookery.data.sites import Outline
 from rookery.engines.base import PreparedRun
@@ -145,8 +146,11 @@ def _run(server: _Server, folder: Path, callbacks: Any, resumed: bool) -> tuple[
     assembly = server.assembly(outline)
     if not resumed:
         server.say(assembly.clients.described())
+        if said := shown_data(assembly.clients.about):
+            server.say(said)
         federation = config[FEDERATION] | {"outline": None if outline is None else outline.to_json()}
         shown = {"main_metric": assembly.main_metric, "falling": assembly.falling, "versions": versions()}
+        shown["data"] = assembly.clients.stated()
         write_text(folder / CONFIG, json.dumps(config | shown | {FEDERATION: federation}, indent=1))
     try:
         return go(server.experiment, assembly, folder, callbacks, resumed, server.engine(assembly, outline)), assembly

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from rookery.data.catalogue import TABLE, load
+from rookery.data.catalogue import TABLE, load_with
 from rookery.data.partitions import Natural, parse
 from rookery.engines.messaging import OnFailure
 from rookery.engines.processes import Processes, Program
@@ -16,6 +16,7 @@ from rookery.experiments.federation import FEDERATION, Say, Sources, serve
 from rookery.experiments.site import site_program
 from rookery.files import refuse_used, slug, undamaged
 from rookery.runs.result import Result
+from rookery.tasks.base import table_of
 
 SITES = 3  # where nothing is said, and the data has no sites of its own
 
@@ -26,7 +27,7 @@ def sources_of(experiment: Experiment, sites: int | None) -> dict[str, str | Non
     partition, data = parse(experiment.options.partition), getattr(experiment.task, "data", None)
     if not isinstance(partition, Natural) or partition.column is not None or not isinstance(data, str):
         return {f"site-{number + 1}": None for number in range(SITES if sites is None else sites)}
-    dataset = load(data)
+    dataset = load_with(data, table_of(experiment.task))
     if not dataset.owners:
         raise InputError(f"partition: natural was given, and {dataset.name} has no clients of its own")
     if sites is not None and sites != len(dataset.owners):

@@ -25,6 +25,7 @@ from safetensors import numpy as safetensors
 
 from rookery.data.catalogue import standing_in
 from rookery.data.federated import cast
+from rookery.data.schema import SchemaError
 from rookery.data.sites import Holding, Outline, read_holding
 from rookery.engines.base import PreparedRun
 from rookery.engines.processes import Program, serve
@@ -42,7 +43,7 @@ from rookery.runs.folder import versions
 from rookery.runs.measured import awaited_rates, measuring_run, with_measured
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import describe
-from rookery.tasks.base import Assembly
+from rookery.tasks.base import Assembly, table_of
 from rookery.vectors import row
 
 HELLO, GOODBYE = "hello", "goodbye"  # what a site can be asked, besides `JOIN` and what its clients can
@@ -85,6 +86,9 @@ class Site:
         try:
             with precision_context(self.experiment.options.precision):
                 return self._answered(message)
+        except SchemaError as error:
+            self._say(str(error))
+            return refusal(self._wire, MessageError(f"site {self.name}: {error}"))
         except MessageError as error:
             self._say(str(error))
             return refusal(self._wire, error)
@@ -122,7 +126,7 @@ class Site:
     def _own(self) -> Holding:
         assert self._data is not None
         if self._holding is None:
-            self._holding = read_holding(self._data)
+            self._holding = read_holding(self._data, table_of(self.experiment.task))
         return self._holding
 
     def _outline(self, header: Mapping[str, Any]) -> Outline | None:

@@ -103,7 +103,7 @@ def prepare(
         key=key,
     )
     carry = _with_channels(config, inputs, jax.device_get(initial_carry(config, inputs.method, z, local)))
-    return PreparedRun(config, inputs, carry, source=clients.source)
+    return PreparedRun(config, inputs, carry, source=clients.source, data=clients.stated())
 
 
 def _with_channels(config: ProgramConfig, inputs: Inputs, carry: Carry) -> Carry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
+from rookery.data.own_tables import shown_data
 from rookery.engines.base import Carry, PreparedRun
 from rookery.engines.records import RecordStore
 from rookery.errors import InputError, unknown
@@ -122,6 +123,7 @@ class Result:
     `status` is "done", "stopped" (a target was reached), "interrupted" or "diverged", with `divergence` saying where.
     `clients` has a row per client with its `client_metrics`, where these were asked for; `missing` has who did not
     answer in which round and why, where clients are elsewhere. `rates` are the step sizes that `lr="auto"` measured.
+    `data` states the label, its classes and the inputs, where the clients came from a table or a dataset.
     """
 
     sequences: Values
@@ -133,6 +135,7 @@ class Result:
     divergence: Divergence | None = None
     compile_seconds: float = 0.0
     clients: Table | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def missing(self) -> Table:
@@ -176,6 +179,7 @@ class Result:
             [
                 f"Result: {self.status} after round {self.state.round}{where}",
                 f"  {metrics}",
+                *([f"  {said}"] if (said := shown_data(self.data)) else []),
                 *([f"  step sizes, measured: {shown_rates(self.rates)}"] if self.rates else []),
                 f"  {cost.exchanges} exchanges, {(cost.bytes_up + cost.bytes_down) / 1e6:.4g} MB, "
                 f"{cost.gradients} gradients, {self.state.seconds:.3g} s and {self.compile_seconds:.3g} s of compiling",
@@ -220,6 +224,7 @@ class Result:
             "local": list(self.local[0]) if self.local else [],
             "clients": len(self.local),
             "client_metrics": None if self.clients is None else self.clients.rows,
+            "data": dict(self.data),
             **self.state.describe(),
         }
         self.history.to_csv(folder / HISTORY)
@@ -267,6 +272,7 @@ class Result:
             divergence=None if divergence is None else Divergence(divergence["round"], tuple(divergence["sequences"])),
             compile_seconds=description["compile_seconds"],
             clients=None if description.get("client_metrics") is None else Table(description["client_metrics"]),
+            data=description.get("data", {}),
         )
 
 

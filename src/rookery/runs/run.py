@@ -437,6 +437,7 @@ def make_result(
         divergence=divergence,
         compile_seconds=compile_seconds,
         clients=clients,
+        data=dict(prepared.data),
     )
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import isfinite, prod
-from typing import Any, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
-from rookery.data.catalogue import DATASETS, LOCAL, TABLE, load
+from rookery.data.catalogue import DATASETS, LOCAL, TABLE, load_with
 from rookery.data.datasets import Dataset
 from rookery.data.federated import Clients
 from rookery.data.inputs import CropFlip
+from rookery.data.own_tables import TableOptions
 from rookery.data.partitions import Partition
+from rookery.data.scaling import Standardise
+from rookery.data.schema import SchemaError, read_schema, schema_text
 from rookery.errors import InputError, unknown
 from rookery.problems.base import Problem
 from rookery.problems.bilevel import Bilevel
@@ -45,11 +48,20 @@ class Assembly:
         return {self.main_metric: (lambda value: value <= target) if self.falling else target}
 
 
-def find_dataset(name: str, tuning: bool = False) -> Dataset:
-    """A task's data by its name in the catalogue; for tuning, without its test set."""
+def find_dataset(name: str, tuning: bool = False, table: TableOptions | None = None) -> Dataset:
+    """A task's data by its name in the catalogue; for tuning, without its test set.
+
+    `table` says how a csv file is read; a task that is `OnData` passes its own `table`.
+    """
     if name not in DATASETS and not name.startswith((LOCAL, TABLE)):
         raise unknown("task.data", name, [*DATASETS, f"{LOCAL}PATH", f"{TABLE}PATH"])
-    dataset = load(name)
+    try:
+        dataset = load_with(name, table or TableOptions())
+    except InputError as error:
+        name, _, rest = str(error).partition(":")
+        if name not in TableOptions.__dataclass_fields__ or isinstance(error, SchemaError):
+            raise
+        raise InputError(f"task.{'checked' if name == 'checked' else name}:{rest}") from None
     return dataset.for_tuning() if tuning else dataset
 
 
@@ -122,7 +134,47 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nested:
+class OnData:
+    """Options that tasks on data of the catalogue have in common: how a csv file is read."""
+
+    label: str = ""
+    """Column of a csv file to learn; by default its one column called label, target, class, y, outcome, diagnosis or
+    num."""
+    categories: tuple[str, ...] = ()
+    """Columns of a csv file that hold words or codes; each becomes one column per value."""
+    missing: Literal["refuse", "drop"] = "refuse"
+    """Rows of a csv file with empty cells: refuse the file, or drop the rows."""
+    standardise: Standardise = "pooled"
+    """How inputs of csv files and of heart are scaled: pooled, by mean and standard deviation of all; client, by
+    those of each client; robust, by each client's median and interquartile range; none."""
+    schema: str = ""
+    """Schema of the csv files (rookery schema writes one). It has label, inputs, categories and classes, and every file
+    must keep its rules."""
+    checked: str = ""
+    """Column of a csv file, of 0 and 1, that says whose label was checked; it is no input."""
+
+    @property
+    def table(self) -> TableOptions:
+        """How a csv file is read."""
+        schema = read_schema(self.schema) if self.schema else None
+        return TableOptions(self.label, self.categories, self.missing, self.standardise, schema, self.checked)
+
+
+def described_task(task: Any) -> dict[str, Any]:
+    """A task's options as a configuration has them: with the text of its schema, so that other parties can read it."""
+    described = asdict(task)
+    if isinstance(task, OnData) and task.schema:
+        described["schema"] = schema_text(task.schema)
+    return described
+
+
+def table_of(task: Any) -> TableOptions:
+    """How a task reads a csv file; a task of a user's own may have no such options."""
+    return task.table if isinstance(task, OnData) else TableOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nested(OnData):
     """What tasks with a bilevel problem have in common: by what derivatives it is solved."""
 
     lam: tuple[float, ...] = ()

@@ -8,13 +8,13 @@ from typing import Literal
 
 from rookery.data.partitions import Partition
 from rookery.problems.kinds import Single
-from rookery.tasks.base import Assembly, augmentation, check_options, find_dataset, find_network
+from rookery.tasks.base import Assembly, OnData, augmentation, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, OnOwn, label_mix, on_test
 from rookery.tasks.models import Classification, Initial
 
 
 @dataclass(frozen=True)
-class Classify:
+class Classify(OnData):
     """One network for all clients: plain federated learning, min_x sum_i p_i f_i(x).
 
     f_i is the mean cross-entropy of client i's examples, plus decay / 2 |x|^2; p_i is its part of all examples.
@@ -44,7 +44,7 @@ class Classify:
 
     def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
         check_options(self, decay=(self.decay >= 0, "a number that is not negative"))
-        dataset = find_dataset(self.data, tuning)
+        dataset = find_dataset(self.data, tuning, self.table)
         network = find_network(self.model, dataset, self.widths, ("mlp", "lenet", "cnn"), self.init)
         own = dataset.has_own_tests(partition)
         augment = augmentation(dataset, self.augment)

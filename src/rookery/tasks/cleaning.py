@@ -72,7 +72,7 @@ class Cleaning(Nested):
             noise=(0 <= self.noise < 1, "a number from 0 to below 1"),
             ridge=(self.ridge > 0, "a positive number"),
         )
-        dataset = find_dataset(self.data, tuning)
+        dataset = find_dataset(self.data, tuning, self.table)
         network = find_network("mlp", dataset, (), ("mlp",))
         clean = dataset.partition(partition, clients=clients, seed=seed, validation=self.validation)
         records = [clean.client(i) for i in range(clients)]

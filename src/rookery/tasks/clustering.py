@@ -12,10 +12,10 @@ import numpy as np
 
 from rookery.data.federated import federate
 from rookery.data.inputs import Scale
-from rookery.data.partitions import Partition
+from rookery.data.partitions import Partition, deal
 from rookery.problems.kinds import Joint
 from rookery.problems.sets import Simplex
-from rookery.tasks.base import Assembly, check_options, find_dataset
+from rookery.tasks.base import Assembly, OnData, check_options, find_dataset
 from rookery.tasks.metrics import CHUNK, on_test
 from rookery.vectors import Values
 
@@ -34,7 +34,7 @@ class MembershipLoss:
 
 
 @dataclass(frozen=True)
-class Clustering:
+class Clustering(OnData):
     """Common cluster centres, with memberships on the simplex that stay on their clients.
 
     x holds the centres, y_i client i's memberships, a row for each of its examples. Labels are used for nothing but the
@@ -62,8 +62,8 @@ class Clustering:
             clusters=(self.clusters >= 1, "at least 1"),
             softness=(self.softness > 0, "a positive number"),
         )
-        dataset = find_dataset(self.data, tuning)
-        parts = partition.assign(dataset.train["label"], clients, seed)
+        dataset = find_dataset(self.data, tuning, self.table)
+        parts = deal(partition, dataset.train["label"], clients, seed)
         records = [{"input": dataset.train["input"][own], "row": np.arange(own.size, dtype=np.int32)} for own in parts]
         rows, inputs = max(own.size for own in parts), np.asarray(dataset.scale(jnp.asarray(dataset.train["input"])))
         mean, spread = inputs.mean(axis=0), inputs.std(axis=0)

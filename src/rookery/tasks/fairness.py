@@ -14,7 +14,7 @@ from rookery.data.federated import federate
 from rookery.data.partitions import Partition
 from rookery.problems.kinds import Minimax
 from rookery.problems.sets import Simplex
-from rookery.tasks.base import Assembly, check_options, find_dataset, find_network
+from rookery.tasks.base import Assembly, OnData, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, OnOwn, label_mix, on_test
 from rookery.tasks.models import Network, cross_entropy
 
@@ -33,7 +33,7 @@ class MixtureLoss:
 
 
 @dataclass(frozen=True)
-class Fairness:
+class Fairness(OnData):
     """One network for the worst mixture of clients: min over x, max over y on the simplex, of sum_i y_i f_i(x).
 
     f_i is the mean cross-entropy of client i; the maximum over y is that of the clients' losses, softened by the pull
@@ -57,10 +57,10 @@ class Fairness:
 
     def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
         check_options(self, pull=(self.pull >= 0, "a number that is not negative"))
-        dataset = find_dataset(self.data, tuning)
+        dataset = find_dataset(self.data, tuning, self.table)
         network = find_network("mlp", dataset, self.widths, ("mlp",))
         own = dataset.has_own_tests(partition)
-        plain = dataset.partition(partition, clients=clients, seed=seed, own_test=own)
+        plain = dataset.partition(partition, clients=clients, seed=seed, weights="equal", own_test=own)
         clients = plain.population  # of data with clients of its own, theirs
         records = [plain.client(i) for i in range(clients)]
         named = [{**record, "client": np.full(len(record["label"]), i, np.int32)} for i, record in enumerate(records)]

@@ -81,7 +81,7 @@ class HyperRep(Nested):
             head=(1 <= self.head <= min(2, layers - 1), f"1{' or 2' if layers > 2 else ''} of {layers} layers"),
             ridge=(self.ridge >= 0, "a number that is not negative"),
         )
-        dataset = find_dataset(self.data, tuning)
+        dataset = find_dataset(self.data, tuning, self.table)
         if self.examples:
             most = min(len(dataset.train["label"]), 2 * len(dataset.test["label"]))
             check_options(self, examples=(2 <= self.examples <= most, f"a number from 2 to {most}, or 0 for all,"))

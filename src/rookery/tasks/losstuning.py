@@ -78,7 +78,7 @@ class LossTuning(Nested):
             tail=(0 < self.tail <= 1, "a number above 0 and at most 1"),
             ridge=(self.ridge >= 0, "a number that is not negative"),
         )
-        dataset = find_dataset(self.data, tuning)
+        dataset = find_dataset(self.data, tuning, self.table)
         network = find_network("mlp", dataset, self.widths, ("mlp",), self.init)
         federation = dataset.partition(
             LongTail(self.tail, partition), clients=clients, seed=seed, validation=self.validation

@@ -66,7 +66,7 @@ class MetaLearn(Nested):
 
     def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
         check_options(self, pull=(self.pull > 0, "a positive number"))
-        dataset = find_dataset(self.data, tuning)
+        dataset = find_dataset(self.data, tuning, self.table)
         network = find_network("mlp", dataset, self.widths, ("mlp",))
         federation = dataset.partition(partition, clients=clients, seed=seed, validation=self.validation)
         # Made here and not by the run, whose keys differ by client: every y_i starts at x.

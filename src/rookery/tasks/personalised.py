@@ -59,7 +59,7 @@ class Personalised(Nested):
             hidden=(self.hidden >= 1, "a width of at least 1"),
             ridge=(self.ridge > 0, "a positive number"),
         )
-        dataset = find_dataset(self.data, tuning)
+        dataset = find_dataset(self.data, tuning, self.table)
         network = find_network("mlp", dataset, (self.hidden,), ("mlp",))
         validation = self.validation if self.form == "nested" else None
         federation = dataset.partition(partition, clients=clients, seed=seed, validation=validation, own_test=True)

@@ -65,7 +65,7 @@ class Regularisation(Nested):
 
     def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
         check_options(self, penalty=(self.penalty > 0, "a positive number"))
-        dataset = find_dataset(self.data, tuning)
+        dataset = find_dataset(self.data, tuning, self.table)
         network, own = find_network("mlp", dataset, (), ("mlp",)), dataset.has_own_tests(partition)
         return Assembly(
             problem=self.bilevel(upper=ValidationLoss(network), lower=PenalisedLoss(network, self.penalty)),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.data.federated import federate
-from rookery.data.partitions import Partition
+from rookery.data.partitions import Partition, deal
 from rookery.memory import check_fits
 from rookery.metric import Metric
 from rookery.problems.kinds import Compositional
@@ -129,7 +129,7 @@ class RiskAverse:
         check_fits("task.examples", self.examples, "what is measured", 16 * self.examples * self.dimension)
         a, b = self.measurements(seed)
         labels = np.argsort(np.argsort(b)) * 10 // len(b)  # tenths of b, for partitions that go by label
-        parts = partition.assign(labels, clients, seed)
+        parts = deal(partition, labels, clients, seed)
         used = np.concatenate(parts)
         return Assembly(
             problem=Compositional((mean_map, spread_map, Risk(self.lam, self.delta)), adjoint=self.adjoint),

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.data.federated import federate
-from rookery.data.partitions import Partition
+from rookery.data.partitions import Partition, deal
 from rookery.problems.kinds import Joint
 from rookery.problems.sets import Simplex
-from rookery.tasks.base import Assembly, augmentation, check_options, find_dataset, find_network
+from rookery.tasks.base import Assembly, OnData, augmentation, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, label_mix, on_test
 from rookery.tasks.models import Initial, Network
 from rookery.vectors import Values
@@ -40,7 +40,7 @@ class PseudoLabelLoss:
 
 
 @dataclass(frozen=True)
-class SemiSupervised:
+class SemiSupervised(OnData):
     """A network and pseudo-labels on the simplex, from clients most of whose labels are hidden.
 
     x is the network, y_i client i's pseudo-labels, a row for each of its examples; they never leave it. Which labels
@@ -79,9 +79,9 @@ class SemiSupervised:
             trust=(self.trust > 0, "a positive number"),
             weight=(self.weight >= 0, "a number that is not negative"),
         )
-        dataset = find_dataset(self.data, tuning)
+        dataset = find_dataset(self.data, tuning, self.table)
         network = find_network(self.model, dataset, self.hidden, ("mlp", "lenet", "cnn"), self.init)
-        parts = partition.assign(dataset.train["label"], clients, seed)
+        parts = deal(partition, dataset.train["label"], clients, seed)
         records = [
             {
                 "input": dataset.train["input"][own],

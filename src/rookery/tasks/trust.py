@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.data.federated import Clients, Split, federate
+from rookery.data.own_tables import TableOptions
 from rookery.data.partitions import Partition
+from rookery.data.schema import read_schema
 from rookery.errors import unknown
 from rookery.metric import Metric
 from rookery.problems.kinds import Single
@@ -57,12 +59,18 @@ class Trust(Nested):
     """The site whose labels are wrong; by default the one with the most records."""
     wrong: float = 1.0
     """The part of that site's labels that is wrong, but for those that were checked."""
-    checked: float = 0.2
+    checked: float = 0.2  # type: ignore[assignment]
     """Part of each site's records whose labels were checked, which the upper level sees."""
     ridge: float = 0.01
     """Weight of |y|^2 / 2 in the lower loss."""
 
     defaults: ClassVar[Mapping[str, Any]] = {"partition": "natural"}
+
+    @property
+    def table(self) -> TableOptions:
+        """How a csv file is read; `checked` is here a part of the records and no column."""
+        schema = read_schema(self.schema) if self.schema else None
+        return TableOptions(self.label, self.categories, self.missing, self.standardise, schema)
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -80,7 +88,7 @@ class Trust(Nested):
             checked=(0 < self.checked < 1, "a number strictly between 0 and 1"),
             ridge=(self.ridge > 0, "a positive number"),
         )
-        dataset = find_dataset(self.data, tuning)
+        dataset = find_dataset(self.data, tuning, self.table)
         network = find_network("mlp", dataset, (), ("mlp",))
         sites = dataset.partition(partition, clients=clients, seed=seed, validation=self.checked, own_test=True)
         records = [sites.client(i) for i in range(sites.population)]
