@@ -45,7 +45,7 @@ from rookery.reproduce.registry import reproduce as make_again
 from rookery.runs.check import check as check_method
 from rookery.runs.folder import make_folder
 from rookery.runs.plot import plot_counts
-from rookery.runs.progress import Bars
+from rookery.runs.progress import Bars, Sites
 from rookery.runs.report import write_report
 from rookery.runs.result import Result
 from rookery.tasks.registry import find_task
@@ -224,10 +224,10 @@ def _watched_federation(
 ) -> int:
     """A federation on this machine with a progress bar, and how it ended; None: as the folder says."""
     say = lambda text: console.print(text, markup=False, soft_wrap=True)
-    begun = None if sources is None else experiment
+    begun, sites = None if sources is None else experiment, Sites()
     try:
-        with watched(experiment, console) as callbacks:
-            result = loopback.federate(begun, folder, sources, policy, callbacks, say)
+        with watched(experiment, console, sites) as callbacks:
+            result = loopback.federate(begun, folder, sources, policy, callbacks, say, sites)
     except KeyboardInterrupt:
         kept = (
             f"what was done is in {folder}: rookery resume {folder} goes on" if folder.is_dir() else "nothing was kept"
@@ -265,7 +265,8 @@ def resume(arguments: list[str], console: Console) -> int:
     console = _joined(experiment, console)
     try:
         with watched(experiment, console) as callbacks:
-            result, _ = resume_folder(folder, callbacks)
+            say = lambda text: console.print(text, markup=False, soft_wrap=True)
+            result, _ = resume_folder(folder, callbacks, say)
     except KeyboardInterrupt:
         said = f"interrupted; {folder} is as it was: rookery resume {folder} goes on"
         console.print(said, markup=False, soft_wrap=True)
@@ -274,12 +275,15 @@ def resume(arguments: list[str], console: Console) -> int:
 
 
 @contextlib.contextmanager
-def watched(experiment: Experiment, console: Console) -> Iterator[Callable[[Path], list[Any]]]:
-    """A progress bar, warnings as sentences, and logging where it is asked for: what makes a run's callbacks."""
+def watched(
+    experiment: Experiment, console: Console, sites: Sites | None = None
+) -> Iterator[Callable[[Path], list[Any]]]:
+    """Shows a progress bar (with the sites of a federation), and warnings as sentences; yields a function that makes
+    the run's callbacks from its folder."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_sentences(console))
         label = f"{Path(experiment.task_name).stem} {short_name(experiment.method_name)}"
-        bar = stack.enter_context(Bars(console)).add(label, experiment.options.rounds)
+        bar = stack.enter_context(Bars(console, sites)).add(label, experiment.options.rounds)
 
         def callbacks(folder: Path) -> list[Any]:
             if not experiment.options.tensorboard:

@@ -19,7 +19,7 @@ from rookery.data.catalogue import DATASETS
 from rookery.data.partitions import Natural, parse
 from rookery.data.sites import Outline
 from rookery.engines.base import PreparedRun
-from rookery.engines.messaging import LONGEST, PAUSE, ClientsFailed, OnFailure
+from rookery.engines.messaging import LONGEST, PAUSE, ClientsFailed, Note, OnFailure
 from rookery.engines.remote import Remote
 from rookery.engines.transport import Outcome, Request, Seat, Transport
 from rookery.engines.worker import AGAIN, JOIN, NEED, REFUSED
@@ -38,6 +38,7 @@ from rookery.experiments.site import COMPARED, GOODBYE, HELLO, MEASURED_FIRST, a
 from rookery.federation.measuring import Curvature
 from rookery.federation.wire import Wire
 from rookery.files import read_json, slug, write_text
+from rookery.runs.events import EVENTS, EventFile, Watch, printing
 from rookery.runs.fingerprint import difference, uncompared
 from rookery.runs.folder import open_folder, versions
 from rookery.runs.own_metrics import SUMMARY
@@ -71,6 +72,7 @@ def serve(
     told: Mapping[str, Any] | None = None,
     callbacks: Callable[[Path], Iterable[Callback]] | None = None,
     say: Say = lambda text: None,
+    watch: Watch = lambda event: None,
 ) -> Result:
     """Runs an experiment with clients behind a transport, into a folder; one that was stopped goes on, bit for bit.
 
@@ -78,7 +80,11 @@ def serve(
       folder: a new or empty one, or one of a run that was stopped.
       experiment: what is run; None: what the folder says.
       told: what the folder's configuration says besides, such as how its sites are started again.
+      say: Called with each line to print, the events that matter among them.
+      watch: Called with every event of the run.
     """
+    shown = printing(say)
+    note = EventFile(folder / EVENTS, lambda event: (watch(event), shown(event)))
     resumed = (folder / CONFIG).is_file()
     if resumed:
         if experiment is not None:
@@ -89,14 +95,14 @@ def serve(
         if has_ended(folder):
             return Result.load(folder)
         with open_folder(folder, "", existing=True):
-            return _served(_Server(found, config, transport, on_failure, say), folder, callbacks, resumed)
+            return _served(_Server(found, config, transport, on_failure, say, note), folder, callbacks, resumed)
     if experiment is None:
         raise InputError(f"run: {str(folder)!r} holds no {CONFIG}; the folder of a run is needed")
     with open_folder(folder, ""):
         with _discarded(folder):
             write_configuration(experiment, folder, {FEDERATION: {"run": uuid.uuid4().hex} | dict(told or {})})
             found, config = read_configuration(folder)
-            server = _Server(found, config, transport, on_failure, say)
+            server = _Server(found, config, transport, on_failure, say, note)
             result, assembly = _run(server, folder, callbacks, resumed)
         return _ended(server, folder, result, assembly)
 
@@ -149,7 +155,8 @@ def _run(server: _Server, folder: Path, callbacks: Any, resumed: bool) -> tuple[
         shown = {"main_metric": assembly.main_metric, "falling": assembly.falling, "versions": versions()}
         write_text(folder / CONFIG, json.dumps(config | shown | {FEDERATION: federation}, indent=1))
     try:
-        return go(server.experiment, assembly, folder, callbacks, resumed, server.engine(assembly, outline)), assembly
+        engine = server.engine(assembly, outline)
+        return go(server.experiment, assembly, folder, callbacks, server.note, resumed, engine), assembly
     except ClientsFailed as error:
         if error.missing:
             Table(error.missing).to_csv(folder / MISSING)
@@ -179,12 +186,14 @@ class _Server:
         transport: Transport,
         on_failure: OnFailure | None,
         say: Say,
+        note: Note,
     ):
         self.experiment = experiment
         self.config = config
         self.transport = transport
         self.on_failure = on_failure or OnFailure()
         self.say = say
+        self.note = note
         self.run = str(config[FEDERATION]["run"])
         self._clients: list[list[int]] = []  # of every site, which clients are there
         self._wire = Wire()
@@ -292,7 +301,7 @@ class _Server:
                     self.say(f"site {name}: its {', '.join(parts)} cannot be compared with the server's")
 
         seats = tuple(Seat(site, client) for client, site in enumerate(at))
-        return Remote(self.transport, seats, tuple(assembly.clients.names), self.run, join, self.on_failure, self.say)
+        return Remote(self.transport, seats, tuple(assembly.clients.names), self.run, join, self.on_failure, self.note)
 
     def part(self, result: Result) -> None:
         """Tells all sites how the run ended; who does not hear it has everything still."""

@@ -29,6 +29,7 @@ from rookery.experiments.site import Site
 from rookery.files import slug, write_folder, write_text
 from rookery.own_code import short_name
 from rookery.runs.compiled import keep_compiled
+from rookery.runs.events import EVENTS, following, printing
 from rookery.runs.result import Result
 from rookery.version import __version__
 
@@ -247,7 +248,8 @@ def federate(
                 said = " ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
                 start(name, ["flower-supernode", *how, "--superlink", link, *listen(port), "--node-config", said])
             say(f"a SuperLink and {len(sources)} SuperNodes; an exchange takes seconds, which are Flower's own")
-            call("run", str(work / "app"), "here", "--stream", "-c", f"out={json.dumps(str(out / 'server'))}")
+            with following(out / "server" / EVENTS, printing(say)):
+                call("run", str(work / "app"), "here", "--stream", "-c", f"out={json.dumps(str(out / 'server'))}")
         return _ended(out, work / "run.log")
 
 

@@ -36,6 +36,7 @@ from rookery.federation.wire import Wire
 from rookery.files import read_json, slug, write_text
 from rookery.own_code import short_name
 from rookery.runs.compiled import keep_compiled
+from rookery.runs.events import EVENTS, following, printing
 from rookery.runs.result import Result
 from rookery.version import __version__
 
@@ -260,9 +261,11 @@ def running(work: Path, sources: Sources, say: Say = lambda text: None) -> Itera
 
         def submit(job: Path, out: Path) -> Result:
             number = session.submit_job(str(job))
-            session.monitor_job(number, timeout=0.0, poll_interval=0.5)
-            told = read_json(next(job.rglob(CONFIG)), "job")[FEDERATION]
-            return _ended(kits / "localhost" / "rookery" / "runs", slug(told["run"]), work, out)
+            run = slug(read_json(next(job.rglob(CONFIG)), "job")[FEDERATION]["run"])
+            runs = kits / "localhost" / "rookery" / "runs"
+            with following(runs / run / EVENTS, printing(say)):
+                session.monitor_job(number, timeout=0.0, poll_interval=0.5)
+            return _ended(runs, run, work, out)
 
         yield submit
 

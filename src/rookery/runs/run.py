@@ -322,7 +322,7 @@ class _Loop:
         self.round += done.rounds
         heed_together()
         self.pace.took(rounds, took)
-        return Divergence(self.round + 1, done.broken) if done.broken else None
+        return Divergence(self.round + 1, done.broken, done.clients) if done.broken else None
 
     def take_up(self, every: int, end: int) -> bool:
         """Where a run begins or goes on: evaluates where that is due and not done; says whether a target is there."""
