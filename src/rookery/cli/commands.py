@@ -44,6 +44,7 @@ from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
 from rookery.runs.check import check as check_method
 from rookery.runs.folder import make_folder
+from rookery.runs.interrupts import interrupted_status
 from rookery.runs.plot import plot_counts
 from rookery.runs.progress import Bars, Sites
 from rookery.runs.report import write_report
@@ -108,7 +109,7 @@ def run(arguments: list[str], console: Console) -> int:
         else:
             said = "interrupted before the first round was done; nothing was kept"
         console.print(said, markup=False, soft_wrap=True)
-        return 130
+        return interrupted_status()
     return _conclude(console, short_name(row.name), result, folder, experiment)
 
 
@@ -213,7 +214,7 @@ def federate(arguments: list[str], console: Console) -> int:
         result = launch_federation(*given, secure=options.secure)
     except KeyboardInterrupt:
         say(f"interrupted; what was done is in {folder}: the same command with --out {folder} goes on")
-        return 130
+        return interrupted_status()
     show_results(console, {short_name(experiment.method_name): result})
     say(f"results in {folder / 'server'}; what else was written, and the logs, in {folder}")
     return 0 if result.status in ("done", "stopped") else 1
@@ -233,7 +234,7 @@ def _watched_federation(
             f"what was done is in {folder}: rookery resume {folder} goes on" if folder.is_dir() else "nothing was kept"
         )
         say(f"interrupted; {kept}")
-        return 130
+        return interrupted_status()
     except ClientsFailed as error:
         say(f"the run ended: {error}")
         if folder.is_dir():
@@ -270,7 +271,7 @@ def resume(arguments: list[str], console: Console) -> int:
     except KeyboardInterrupt:
         said = f"interrupted; {folder} is as it was: rookery resume {folder} goes on"
         console.print(said, markup=False, soft_wrap=True)
-        return 130
+        return interrupted_status()
     return _conclude(console, short_name(experiment.method_name), result, folder, experiment)
 
 
@@ -320,7 +321,7 @@ def _conclude(console: Console, name: str, result: Result, folder: Path, experim
             say(f"the target was not reached: {metric} {target:g} was asked for, and the best was {best:.4g}")
     if result.status == "interrupted":
         say(f"interrupted after round {result.state.round}; what was done is there: rookery resume {folder} goes on")
-        return 130
+        return interrupted_status()
     if result.status == "diverged":
         say(f"the run diverged: {result.divergence}; try smaller step sizes")
         return 1
@@ -389,7 +390,7 @@ def compare(arguments: list[str], console: Console) -> int:
             )
         except KeyboardInterrupt:
             say(f"interrupted; the same command with --out {folder} goes on")
-            return 130
+            return interrupted_status()
     for label, tuning in found.tunings.items():
         show_tuning(console, label, tuning.table, tuning.gradients)
     show_comparison(console, found)
@@ -449,7 +450,7 @@ def reproduce(arguments: list[str], console: Console) -> int:
         page, done = make_again(study.name, options.seeds, options.quick, options.out, say, run=not options.page)
     except KeyboardInterrupt:
         say(f"interrupted; the same command goes on, and what is done in {options.out} is not run again")
-        return 130
+        return interrupted_status()
     show_study(console, study, done, options.quick)
     say(f"page in {page}")
     return 0

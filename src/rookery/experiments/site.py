@@ -39,6 +39,7 @@ from rookery.files import fill_folder, read_json, slug, write_text
 from rookery.runs.compiled import keep_compiled
 from rookery.runs.fingerprint import difference
 from rookery.runs.folder import versions
+from rookery.runs.interrupts import interrupted_status, listening
 from rookery.runs.measured import awaited_rates, measuring_run, with_measured
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import describe
@@ -269,9 +270,13 @@ def main() -> int:
     told = read_json(folder / SITE, "site")
     keep_compiled()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with _replies() as replies:
-        site = Site(Path(told["configuration"]), folder, told["name"], told.get("data"))
-        serve(site.receive, sys.stdin.buffer, replies)
+    try:
+        with listening(), _replies() as replies:
+            site = Site(Path(told["configuration"]), folder, told["name"], told.get("data"))
+            serve(site.receive, sys.stdin.buffer, replies)
+    except KeyboardInterrupt:  # every reply that was sent is on disk already
+        print(f"interrupted; the records of this site's clients are in {folder}", file=sys.stderr, flush=True)
+        return interrupted_status()
     return 0
 
 
