@@ -58,10 +58,12 @@ class Pace:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in the middle of a run; `result` holds what was done."""
+    """Ctrl-C or SIGTERM in the middle of a run, or of a sweep; `result` holds what was done: a `Result`, or a sweep's
+    table."""
 
-    def __init__(self, result: Result):
-        super().__init__(f"interrupted after round {result.state.round}")
+    def __init__(self, result: Any):
+        where = f"round {result.state.round}" if isinstance(result, Result) else f"{len(result.rows)} runs of a sweep"
+        super().__init__(f"interrupted after {where}")
         self.result = result
 
 
