@@ -6,7 +6,7 @@ import pytest
 
 import rookery as rk
 from rookery.cli import main
-from rookery.runs.events import EVENTS, EventFile, following, sentence
+from rookery.runs.events import EVENTS, EventFile, following, printing, sentence
 
 SMALL = ["hyperrep", "simfbo", "--rounds", "4", "--clients", "4", "--task.hidden", "4", "--task.examples", "100"]
 SMALL += ["--every", "2"]
@@ -74,6 +74,12 @@ def test_a_run_records_its_start_its_checkpoints_and_its_end(tmp_path, capsys):
     assert kinds(out) == expected
     assert rk.read_events(out)[-1]["status"] == "done"
     assert "round 2: checkpoint written" in capsys.readouterr().out
+
+
+def test_what_cannot_be_printed_is_not():
+    said = []
+    printing(said.append)({"event": "failed", "round": 1, "client": "va", "site": "va", "failure": "\x1b[2J\ud800\nok"})
+    assert said == ["round 1: no reply from client va: ?[2J??ok"]
 
 
 def test_every_kind_that_is_printed_has_its_line():

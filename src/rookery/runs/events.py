@@ -116,13 +116,19 @@ def sentence(event: Event) -> str | None:
 
 
 def printing(say: Callable[[str], Any]) -> Watch:
-    """Returns a function that prints the line of every event that has one."""
+    """Returns a function that prints the line of every event that has one. Sites choose parts of it, such as reasons
+    of failures: what is not printable is left out."""
 
     def watch(event: Event) -> None:
         if (line := sentence(event)) is not None:
-            say(line)
+            say(printable(line))
 
     return watch
+
+
+def printable(text: str) -> str:
+    """A text without control characters, newlines and broken characters."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _who(facts: Event) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from rookery.runs.events import Event
+from rookery.runs.events import Event, printable
 from rookery.runs.table import COST
 
 METRICS = 1  # so many are shown beside a bar: a line of 80 characters holds it
@@ -41,7 +41,7 @@ class Sites:
     def lines(self, now: float) -> list[str]:
         """One line per site, the longest silent first."""
         moment = lambda site: (last := self._replies[site]) is not None and last[0]
-        return [self._line(site, now) for site in sorted(self._replies, key=moment)]
+        return [self._line(site, now) for site in sorted(list(self._replies), key=moment)]  # noqa: C414, another thread adds
 
     def _line(self, site: str, now: float) -> str:
         last = self._replies[site]
@@ -58,7 +58,7 @@ class _Progress(Progress):
         yield from super().get_renderables()
         lines = [] if self.sites is None else self.sites.lines(time.time())
         for line in lines[:SITES]:
-            yield Text(f"  {line}", overflow="ellipsis", no_wrap=True)
+            yield Text(f"  {printable(line)}", overflow="ellipsis", no_wrap=True)
         if len(lines) > SITES:
             yield Text(f"  and {len(lines) - SITES} more")
 
