@@ -153,7 +153,7 @@ def _federated(command: str, arguments: list[str], options: type[Any]) -> tuple[
         raise InputError(f"{command}: a task and a method are needed, as in: rookery {command} hyperrep simfbo")
     task_name = full_name(words[0])
     task, row = find_task(task_name), find_method(words[1])
-    parsed = parse_options(task_name, task, row, arguments[2:], options)
+    parsed = parse_options(task_name, task, row, arguments[2:], options, command)
     given: FederateOptions = parsed.run
     if given.engine != "local":
         raise InputError(f"engine: {given.engine} was given; in a federation clients are elsewhere, and it has no say")

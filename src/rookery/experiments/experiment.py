@@ -175,17 +175,22 @@ class Experiment:
         }
 
     @classmethod
-    def from_json(cls, config: dict[str, Any]) -> Experiment:
-        """What `to_json` gave; a file of the user's own is run if it is what it was, and refused if not."""
+    def from_json(cls, config: dict[str, Any], folder: Path | None = None) -> Experiment:
+        """Makes the experiment that `to_json` described again. A file of the user's own is run if it is what it was,
+        and refused if not.
+
+        Args:
+          folder: Folder of the run, which a refusal names; None: it is not in one.
+        """
         try:
             options = build(Options, {field.name: config[field.name] for field in dataclasses.fields(Options)})
             name, method_name = config["task_name"], config["method_name"]
             if not (isinstance(name, str) and isinstance(method_name, str)):
                 raise TypeError(f"task_name and method_name are {name!r} and {method_name!r}")
-            _check_source("task", name, config.get("task_source"))
+            _check_source("task", name, config.get("task_source"), folder)
             own, classes = config.get("method_file"), {}
             if own is not None:
-                _check_source("method", own, config.get("method_source"))
+                _check_source("method", own, config.get("method_source"), folder)
                 classes = {config["method"][CLASS]: find_method(own).method}
             method = decode(config["method"], classes)
             return cls(name, build(find_task(name), config["task"]), method_name, method, options)
@@ -195,13 +200,14 @@ class Experiment:
             raise InputError(f"config: it does not describe an experiment of this version: {error}") from None
 
 
-def _check_source(argument: str, name: str, recorded: str | None) -> None:
+def _check_source(argument: str, name: str, recorded: str | None, folder: Path | None) -> None:
     """Refuses a file of the user's own that is not what it was; its code has not been run by then."""
     if source_hash(name, argument) != recorded:
-        path = name.rpartition(":")[0]
+        path, where = name.rpartition(":")[0], "the run's folder" if folder is None else repr(str(folder))
         raise InputError(
-            f"config: {path!r} is not the file that this run was made with, for its sha256 is not the recorded one; "
-            "bring that file back, or begin the run again"
+            f"config: {path!r} is not the file that this run was made with: its sha256, with those of the files beside "
+            "it that it imports, is not the recorded one. To resume the run, restore the file; to run the new code, "
+            f"remove or rename {where} and begin again"
         )
 
 
@@ -372,7 +378,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 def read_experiment(folder: str | Path) -> Experiment:
     """The experiment of a run's folder."""
-    return Experiment.from_json(read_config(folder))
+    return Experiment.from_json(read_config(folder), Path(folder))
 
 
 @contextlib.contextmanager

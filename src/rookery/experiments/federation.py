@@ -326,12 +326,11 @@ class _Server:
         named = [value for value in vars(self.experiment.task).values() if isinstance(value, str)]
 
         def join(prepared: PreparedRun, which: Sequence[int]) -> None:
-            said = {"asked": JOIN, "run": self.run}
+            said: dict[str, Any] = {"asked": JOIN, "run": self.run}
             said["rates"] = MEASURED_FIRST if isinstance(prepared.inputs.method, Curvature) else prepared.rates
             ours = agreement(prepared, assembly.client_metrics)
-            seen = lambda site: (
-                None if outline is None else outline.seen_by(self.transport.sites[site], named).to_json()
-            )
+            names = list(self.transport.sites)
+            seen = lambda site: None if outline is None else outline.seen_by(names[site], named).to_json()
             own = lambda site: {"outline": seen(site), "clients": self._clients[site]}
             for site, answer in self._ask({site: said | own(site) for site in which}).items():
                 name, theirs = self.transport.sites[site], answer.get("agreement")
