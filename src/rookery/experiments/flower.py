@@ -90,9 +90,13 @@ Sites: {names}. Everybody installs `pip install "rookery[flower]=={version}"` (f
   certificates, in the place of --insecure: `--ssl-ca-certfile ca.pem --ssl-certfile server.pem --ssl-keyfile server.key
   --enable-supernode-auth`, and for every site `flwr supernode register SITE.pub here --name SITE`.
 - A site: `flower-supernode --insecure --superlink HOST:9091 --node-config 'name="SITE" data="csv:/data/ours.csv"
-  state="/var/rookery"'`; with certificates: `--root-certificates ca.pem --auth-supernode-private-key SITE`.
+  state="/var/rookery"'`; with certificates: `--root-certificates ca.pem --auth-supernode-private-key SITE`. Each
+  further site on the same machine needs its own port as well: `--port 9095` (9094 is the first one's).
 - Whoever leads: `flwr run . here --stream -c 'out="/abs/results"'`, where $FLWR_HOME/config.toml has
   `[superlink.here]` with `address = "HOST:9091"` and `insecure = true`, or `root-certificates = "/abs/ca.pem"`.
+  **`flwr run` exits with status 0 even if a site is missing or the run fails.** Run `rookery resume /abs/results` on
+  the server afterwards: it shows the result of a run that has ended, and exits with status 2 otherwise. `events.jsonl`
+  in that folder names the sites that did not reply.
 - On one machine, as a simulation: `flower-superlink --insecure --simulation --disable-runtime-dependency-installation`,
   then `flwr run . here --stream --federation-config "num-supernodes={number}"`.
 
