@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -93,6 +94,32 @@ def test_a_site_of_nvflare_that_is_killed_changes_no_number(flare, tmp_path):
     thread.join(10)
     assert killed
     same(found, alone(experiment))
+
+
+@pytest.mark.full
+def test_a_client_process_of_nvflare_that_dies_is_dropped(flare, tmp_path):
+    """FLARE's own process of a site: with fewer than the job's min_clients FLARE would end the job."""
+    work, submit = flare
+    experiment = exact(*CASES["E1a scaffold"], rounds=60)
+    policy = OnFailure("drop", deadline=5.0, minimum=2)
+    write_job(experiment, tmp_path, SOURCES, policy, run := f"dropped-{time.time_ns()}")
+    history = work / "workspace/rookery/prod_00/localhost/rookery/runs" / run / "history.csv"
+    killed: list[int] = []
+
+    def kill() -> None:
+        while not (history.is_file() and len(history.read_text().splitlines()) > 3):
+            time.sleep(0.05)
+        for number in processes(f"{work}/workspace/rookery/prod_00/site-2"):
+            if b"worker_process" in Path(f"/proc/{number}/cmdline").read_bytes():
+                os.kill(number, signal.SIGKILL)
+                killed.append(number)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    found = submit(tmp_path / JOB, tmp_path / "server")
+    thread.join(10)
+    assert killed and found.status == "done" and found.state.round == 60
+    assert {row["client"] for row in found.missing.rows} == {"1"}
 
 
 @pytest.mark.full
@@ -221,3 +248,19 @@ def test_a_supernode_that_is_not_registered_is_refused(tmp_path):
         words += ["--auth-supernode-private-key", keys["site-1"], "--host", "127.0.0.1", "--port", str(own)]
         with Started(words, tmp_path / "node.log", around) as node:  # what it started outlives it, hence a log
             assert node.process.wait(120) == 1 and "code: 2004" in (tmp_path / "node.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("policy", "needed"),
+    [
+        (OnFailure("wait"), 3),
+        (OnFailure("drop"), 1),
+        (OnFailure("drop", minimum=2), 2),
+        (OnFailure("drop", minimum=9), 3),
+    ],
+)
+def test_an_exported_job_of_nvflare_needs_as_many_sites_as_the_policy(policy, needed, tmp_path):
+    """FLARE ends a job with fewer clients than this, whatever the server would do."""
+    pytest.importorskip("nvflare", reason="nvflare is not installed")
+    write_job(exact(*CASES["E1a scaffold"]), tmp_path, SOURCES, policy, "run")
+    assert json.loads((tmp_path / JOB / "meta.json").read_text())["min_clients"] == needed

@@ -83,7 +83,9 @@ def write_job(experiment: Experiment, folder: Path, sources: Sources, on_failure
         sys.path.insert(0, str(code))
         try:
             server, client = (importlib.import_module(name) for name in (SERVER, CLIENT))
-            recipe = CollabRecipe(job_name=JOB, server=server, client=client, min_clients=len(sources))
+            recipe = CollabRecipe(
+                job_name=JOB, server=server, client=client, min_clients=needed_clients(len(sources), on_failure)
+            )
             recipe.add_server_file(str(files))
             recipe.add_client_file(str(files))
             recipe.export(str(folder))
@@ -92,6 +94,11 @@ def write_job(experiment: Experiment, folder: Path, sources: Sources, on_failure
             for name in (SERVER, CLIENT):
                 sys.modules.pop(name, None)
     write_text(folder / "project.yml", json.dumps(project(list(sources), "localhost", 8002), indent=1))
+
+
+def needed_clients(sites: int, on_failure: OnFailure) -> int:
+    """How many of FLARE's client processes its job needs: with fewer FLARE ends the job, whatever we would do."""
+    return min(sites, on_failure.minimum) if on_failure.policy == "drop" else sites
 
 
 README = """# A federation on NVIDIA FLARE, made by `rookery export`
