@@ -97,7 +97,8 @@ def write_job(experiment: Experiment, folder: Path, sources: Sources, on_failure
 
 
 def needed_clients(sites: int, on_failure: OnFailure) -> int:
-    """How many of FLARE's client processes its job needs: with fewer FLARE ends the job, whatever we would do."""
+    """How many sites FLARE's job needs: with fewer FLARE ends it. (FLARE 2.9 also ends a job whose process at a site
+    dies while the site's client runs on.)"""
     return min(sites, on_failure.minimum) if on_failure.policy == "drop" else sites
 
 
@@ -115,8 +116,11 @@ project.yml what is provisioned (its server is called localhost: put its real na
   - server and sites: `startup/start.sh`
   - whoever leads: `nvflare job submit -j job --startup-kit workspace/rookery/prod_00/admin@federation.org`
 
-The results are in the server's kit under rookery/runs/{run}. The same job, submitted again, goes on with a run that was
-stopped; to begin another, export again.
+All sites must be connected when the job starts. The job needs {needed} of {number} sites: with fewer FLARE ends it.
+FLARE also ends it when its job process of a site dies while the site's client runs on, under every policy, `drop` too.
+
+The results are in the server's kit under rookery/runs/{run}, and events.jsonl there names sites that do not reply. The
+same job, submitted again, resumes a run that was stopped; to begin another, export again.
 """
 
 
@@ -125,6 +129,7 @@ def export(experiment: Experiment, folder: Path, sources: Sources, on_failure: O
     run = new_name(f"{Path(experiment.task_name).stem}-{short_name(experiment.method_name)}")
     write_job(experiment, folder, sources, on_failure, run)
     said = {"names": ", ".join(sources), "commas": ",".join(sources), "number": len(sources), "run": run}
+    said["needed"] = needed_clients(len(sources), on_failure)
     write_text(folder / "README.md", README.format(version=__version__, **said))
 
 
