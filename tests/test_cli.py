@@ -30,7 +30,15 @@ from rookery.runs import folder as folder_module
 from rookery.tasks.registry import TASKS
 
 SMALL = ["--rounds", "6", "--clients", "20", "--cohort", "4", "--task.hidden", "8"]
-FILES = ["config.json", "history.csv", "plot.png", "result.json", "sequences.safetensors", "state.safetensors"]
+FILES = [
+    "config.json",
+    "events.jsonl",
+    "history.csv",
+    "plot.png",
+    "result.json",
+    "sequences.safetensors",
+    "state.safetensors",
+]
 
 
 def test_a_run_leaves_a_whole_folder(tmp_path, capsys):

@@ -71,6 +71,7 @@ from rookery.problems.sets import Ball, Box, Projection, Simplex
 from rookery.runs.analysis import FixedPoint, fixed_point
 from rookery.runs.check import check
 from rookery.runs.checkpoint import Checkpoints
+from rookery.runs.events import read_events
 from rookery.runs.result import Result
 from rookery.runs.run import Interrupted, run
 from rookery.runs.sweep import sweep
@@ -231,6 +232,7 @@ __all__ = [
     "number",
     "part",
     "rates",
+    "read_events",
     "resume",
     "run",
     "static",

@@ -106,21 +106,22 @@ def until_it_writes(folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_interrupted_together_and_resumed_together(tmp_path):
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_together_and_resumed_together(how, status, tmp_path):
     folder = tmp_path / "run"
     long = [*RUN[:4], "--rounds", "100000", "--every", "50000", "--checkpoint-every", "1s"]
     process = launched("run", *long, "--engine", "mesh", "--out", str(folder))
     until_it_writes(folder)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     said, _ = process.communicate(timeout=100)
-    assert process.returncode == 130 and "rookery resume" in said, said
+    assert process.returncode == status and "rookery resume" in said, said
     reached = Result.load(folder).history.rows[-1]["round"]
     assert 0 < reached < 100000
     again = launched("resume", str(folder))
     until_it_writes(folder)
-    again.send_signal(signal.SIGINT)
+    again.send_signal(how)
     said, _ = again.communicate(timeout=100)
-    assert again.returncode == 130, said
+    assert again.returncode == status, said
     assert Result.load(folder).history.rows[-1]["round"] >= reached
 
 

@@ -93,7 +93,8 @@ def fail_after(round):
 def test_a_run_that_failed_goes_on_bit_for_bit(tmp_path):
     with pytest.raises(Stop):
         launch(experiment(), tmp_path / "run", fail_after(10))
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "config.json", "history.csv"]
+    there = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert there == ["checkpoints", "config.json", "events.jsonl", "history.csv"]
     assert rk.Table.from_csv(tmp_path / "run" / "history.csv")["round"].tolist() == [0, 5, 10]
     result, whole = rk.resume(tmp_path / "run"), launch(experiment(), tmp_path / "whole")[0]
     for a, b in zip(result.state.leaves, whole.state.leaves, strict=True):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import rookery as rk
+from rookery import own_code
 from rookery.cli import main
 from rookery.runs import folder as folder_module
 
@@ -132,3 +135,123 @@ def test_it_is_compared_with_others(mine, tmp_path, capsys):
 def test_what_is_no_method_is_refused(name, sentence, mine, tmp_path, capsys):
     assert main(["run", "hyperrep", name.format(mine=mine), *SMALL, "--out", str(tmp_path / "run")]) == 2
     assert sentence in capsys.readouterr().err
+
+
+# Files beside the method's.
+
+BESIDE = MINE.replace(
+    "import rookery as rk", "import rookery as rk\nimport scaling_of_mine\nfrom parts_of_mine.more import HALF"
+).replace("m = self.beta * state.m +", "m = HALF * 2 * scaling_of_mine.FACTOR * self.beta * state.m +")
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """A method's file, and two that it imports from its folder, one through the other."""
+    (tmp_path / "code" / "parts_of_mine").mkdir(parents=True)
+    path = tmp_path / "code" / "mine_beside.py"
+    path.write_text(BESIDE)
+    (tmp_path / "code" / "scaling_of_mine.py").write_text("FACTOR = 1.0\n")
+    (tmp_path / "code" / "parts_of_mine" / "__init__.py").write_text("")
+    (tmp_path / "code" / "parts_of_mine" / "more.py").write_text(
+        "import scaling_of_mine\nHALF = scaling_of_mine.FACTOR / 2\n"
+    )
+    kept = dict(own_code._LOADED), set(own_code._LATE), list(own_code._FOLDERS), list(sys.path)
+    yield path
+    for name in own_code._LOADED.keys() - kept[0].keys():
+        sys.modules.pop(name, None)
+    own_code._LOADED.clear()
+    own_code._LOADED.update(kept[0])
+    own_code._LATE.intersection_update(kept[1])
+    own_code._FOLDERS[:], sys.path[:] = kept[2:]
+
+
+def reached(folder):
+    return load_file(folder / "sequences.safetensors")
+
+
+def test_a_method_imports_the_files_beside_it(beside, mine, tmp_path, capsys):
+    run = lambda name, out: main(["run", "hyperrep", name, *SMALL, "--out", str(tmp_path / out)])
+    assert run(f"{beside}:ClippedMomentum", "one") == 0 and run(f"{mine}:ClippedMomentum", "plain") == 0
+    one, plain = reached(tmp_path / "one"), reached(tmp_path / "plain")
+    assert all(np.array_equal(one[name], plain[name]) for name in plain)
+    (beside.parent / "scaling_of_mine.py").write_text("FACTOR = 0.5\n")  # in the same process, as in a notebook
+    assert main(["resume", str(tmp_path / "one")]) == 2
+    said = capsys.readouterr().err
+    assert "is not the file that this run was made with" in said and f"remove or rename '{tmp_path / 'one'}'" in said
+    assert run(f"{beside}:ClippedMomentum", "two") == 0
+    two = reached(tmp_path / "two")
+    assert any(not np.array_equal(two[name], plain[name]) for name in plain)
+
+
+def test_files_beside_it_travel_with_a_federations_configuration(beside, tmp_path):
+    """The sites are other processes, which have the configuration's folder alone."""
+    words = ["hyperrep", f"{beside}:ClippedMomentum", *SMALL, "--rounds", "2", "--clients", "2", "--cohort", "0"]
+    assert main(["federate", *words, "--sites", "2", "--out", str(tmp_path / "two")]) == 0
+    kept = sorted(path.relative_to(tmp_path / "two/own").as_posix() for path in (tmp_path / "two/own").rglob("*.py"))
+    assert kept == [
+        "method/mine_beside.py", "method/parts_of_mine/__init__.py", "method/parts_of_mine/more.py",
+        "method/scaling_of_mine.py",
+    ]  # fmt: skip
+
+
+def factor(path):
+    return own_code.load_class(f"{path}:ClippedMomentum", "method").factor
+
+
+def test_each_file_has_the_files_beside_it(beside, tmp_path):
+    """Two folders with files of the same names in one process, one of them a copy that is changed then."""
+    beside.write_text(f"{beside.read_text()}\nClippedMomentum.factor = scaling_of_mine.FACTOR\n")
+    other = tmp_path / "other" / beside.name
+    shutil.copytree(beside.parent, other.parent)
+    first = own_code.load_class(f"{beside}:ClippedMomentum", "method")
+    assert factor(other) == 1.0
+    (other.parent / "scaling_of_mine.py").write_text("FACTOR = 0.25\n")
+    assert (factor(other), factor(beside), first.factor) == (0.25, 1.0, 1.0)
+    third = tmp_path / "third" / beside.name  # of which the package alone is as it was
+    shutil.copytree(other.parent, third.parent)
+    third.write_text(third.read_text() + "ClippedMomentum.factor = HALF\n")
+    assert factor(third) == 0.125
+    assert not list(tmp_path.rglob("*.pyc")), "which of two files written in one second it is of cannot be told"
+
+
+def test_an_import_inside_a_function_of_a_module_that_changed_is_refused(beside):
+    """It would find the new module, and the run would compute with half of the old code."""
+    beside.write_text(f"{beside.read_text()}\n\ndef later():\n    import scaling_of_mine\n")
+    assert own_code.load_class(f"{beside}:ClippedMomentum", "method")
+    (beside.parent / "scaling_of_mine.py").write_text("FACTOR = 0.25\n")
+    with pytest.raises(
+        rk.InputError, match=r"mine_beside.py imports 'scaling_of_mine', and another version of it is load"
+    ):
+        own_code.load_class(f"{beside}:ClippedMomentum", "method")
+
+
+def test_a_file_of_the_working_folder_is_not_taken_for_the_one_beside(beside, tmp_path, monkeypatch):
+    (tmp_path / "scaling_of_mine.py").write_text("FACTOR = 7.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(rk.InputError, match=r"instead of the file beside it; rename one of them"):
+        own_code.load_class(f"{beside}:ClippedMomentum", "method")
+
+
+def test_installed_modules_come_before_files_beside(tmp_path):
+    (tmp_path / "numpy.py").write_text("raise RuntimeError\n")
+    (tmp_path / "json.py").write_text("raise RuntimeError\n")
+    (tmp_path / "plain.py").write_text("import json, numpy\nclass Plain: number = numpy.float64(json.loads('2'))\n")
+    assert own_code.neighbours(tmp_path / "plain.py") == {}
+    assert own_code.load_class(f"{tmp_path / 'plain.py'}:Plain", "method").number == 2
+
+
+def test_a_run_of_a_comparison_with_other_code_says_what_to_remove(mine, tmp_path, capsys):
+    words = ["compare", "hyperrep", f"{mine}:ClippedMomentum", "--exchanges", "3", "--seeds", "1", "--clients", "4"]
+    words += ["--task.hidden", "4", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    mine.write_text(mine.read_text() + "\n# changed\n")
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "holds a run with another code of the method" in said and "remove or rename that folder" in said
+
+
+@pytest.mark.parametrize("command", ["federate", "run"])
+def test_help_shows_the_usage_of_its_command(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "hyperrep", "simfbo", "--help"])
+    assert f"usage: rookery {command} hyperrep simfbo" in capsys.readouterr().out

@@ -93,6 +93,8 @@ class Pool:
                 tree = [tree]
             case "nan":
                 tree = jax.tree.map(lambda leaf: leaf * np.nan, tree)
+            case "large":
+                tree = jax.tree.map(lambda leaf: leaf * 1e6, tree)
             case "name":
                 header["client"] += 1
         return wire.encode(tree, header)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -93,6 +94,33 @@ def test_a_site_of_nvflare_that_is_killed_changes_no_number(flare, tmp_path):
     thread.join(10)
     assert killed
     same(found, alone(experiment))
+
+
+@pytest.mark.full
+def test_a_site_of_nvflare_whose_machine_dies_is_dropped(tmp_path_factory, tmp_path):
+    """All processes of a site: with fewer clients than the job's min_clients FLARE would end the job after a minute."""
+    pytest.importorskip("nvflare", reason="nvflare is not installed")
+    work = tmp_path_factory.mktemp("dropped")
+    experiment = exact(*CASES["E1a scaffold"], rounds=10, every=1)
+    write_job(experiment, tmp_path, SOURCES, OnFailure("drop", deadline=15.0, minimum=2), "dropped")
+    history = work / "workspace/rookery/prod_00/localhost/rookery/runs/dropped/history.csv"
+    killed: list[int] = []
+
+    def kill() -> None:
+        while not (history.is_file() and len(history.read_text().splitlines()) > 3):
+            time.sleep(0.05)
+        for number in processes(f"{work}/workspace/rookery/prod_00/site-2"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+                killed.append(number)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    with running(work, SOURCES) as submit:
+        thread.start()
+        found = submit(tmp_path / JOB, tmp_path / "server")
+        thread.join(10)
+    assert len(killed) > 1 and found.status == "done" and found.state.round == 10
+    assert {row["client"] for row in found.missing.rows} == {"1"}
 
 
 @pytest.mark.full
@@ -221,3 +249,19 @@ def test_a_supernode_that_is_not_registered_is_refused(tmp_path):
         words += ["--auth-supernode-private-key", keys["site-1"], "--host", "127.0.0.1", "--port", str(own)]
         with Started(words, tmp_path / "node.log", around) as node:  # what it started outlives it, hence a log
             assert node.process.wait(120) == 1 and "code: 2004" in (tmp_path / "node.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("policy", "needed"),
+    [
+        (OnFailure("wait"), 3),
+        (OnFailure("drop"), 1),
+        (OnFailure("drop", minimum=2), 2),
+        (OnFailure("drop", minimum=9), 3),
+    ],
+)
+def test_an_exported_job_of_nvflare_needs_as_many_sites_as_the_policy(policy, needed, tmp_path):
+    """FLARE ends a job with fewer clients than this, whatever the server would do."""
+    pytest.importorskip("nvflare", reason="nvflare is not installed")
+    write_job(exact(*CASES["E1a scaffold"]), tmp_path, SOURCES, policy, "run")
+    assert json.loads((tmp_path / JOB / "meta.json").read_text())["min_clients"] == needed

@@ -23,7 +23,7 @@ from rookery.experiments.configuration import common, write_configuration
 from rookery.experiments.experiment import Experiment, Options, finish, launch
 from rookery.experiments.federation import FEDERATION, serve
 from rookery.experiments.loopback import sources_of
-from rookery.experiments.site import Site
+from rookery.experiments.site import Site, reports_problem
 from rookery.federation.wire import Wire, seal
 from rookery.runs.checkpoint import latest_round
 from rookery.tasks.registry import find_task
@@ -135,6 +135,91 @@ def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path):
         serve(
             tmp_path / "server", sites_of(experiment, tmp_path, tuple(sources), sources), experiment, told={"run": "r"}
         )
+
+
+def swapped(lines):
+    """The lines of a table with the labels of two rows of different classes exchanged."""
+    one, other = (next(i for i, line in enumerate(lines) if line.endswith(f",{label}")) for label in (0, 1))
+    flip = {one: "1", other: "0"}
+    return [f"{line[:-1]}{flip[i]}" if i in flip else line for i, line in enumerate(lines)]
+
+
+CHANGES = {
+    "two labels swapped": (swapped, "begin a run in a new folder"),
+    "a value changed": (lambda lines: [lines[0], "99,99,0", *lines[2:]], "as then, but other values or labels"),
+    "rows removed": (
+        lambda lines: lines[:-5],
+        r"it has 20 training and 5 test examples, and then 24 .* 6 test examples",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_data_that_changed_before_a_resume_is_refused_with_the_name_of_its_site(change, tmp_path):
+    made_so, sentence = CHANGES[change]
+    for number, name in enumerate(("bonn", "va")):
+        rows = ["age,marker,label", *(f"{i + number},{i % 7},{i % 2}" for i in range(30))]
+        (tmp_path / f"{name}.csv").write_text("\n".join(rows))
+    sources = {name: f"csv:{tmp_path / name}.csv" for name in ("bonn", "va")}
+    experiment = Experiment("classify", made("classify", data="csv:x"), "m", rk.FedAvg(lr=rk.Rates(0.01)), CLASSIFY)
+    start = lambda: serve(
+        tmp_path / "server", sites_of(experiment, tmp_path, tuple(sources), sources), experiment, told={"run": "r"}
+    )
+    start()
+    (tmp_path / "server" / "result.json").unlink()
+    (tmp_path / "va.csv").write_text("\n".join(made_so((tmp_path / "va.csv").read_text().split("\n"))))
+    with pytest.raises(rk.InputError, match=f"site va: its data is not what it was when the run began.*{sentence}"):
+        start()
+
+
+def test_a_site_that_was_not_there_is_named(tmp_path):
+    names = load("heart").owners
+    experiment = Experiment("classify", made("classify", data="heart"), "m", rk.FedAvg(lr=rk.Rates(0.01)), CLASSIFY)
+    start = lambda names: serve(
+        tmp_path / "server",
+        sites_of(experiment, tmp_path, names, {name: f"heart#{name}" for name in names}),
+        experiment,
+        told={"run": "r"},
+    )
+    start(names[:3])
+    (tmp_path / "server" / "result.json").unlink()
+    with pytest.raises(rk.InputError, match="site va: it did not take part when the run began; leave it out"):
+        start(names)
+    with pytest.raises(rk.InputError, match="site switzerland: it took part when the run began, and is not there now"):
+        start(names[:2])
+
+
+def test_a_site_is_told_of_others_only_how_many_training_examples_they_have(tmp_path):
+    names = load("heart").owners
+    experiment = Experiment("classify", made("classify", data="heart"), "m", rk.FedAvg(lr=rk.Rates(0.01)), CLASSIFY)
+    transport = sites_of(experiment, tmp_path, names, {name: f"heart#{name}" for name in names})
+    serve(tmp_path / "server", transport, experiment, told={"run": "r"})
+    held = {name: read_holding(f"heart#{name}").facts() for name in names}
+    for number, name in enumerate(names):
+        (path,) = (tmp_path / name / "records").rglob("joined.json")
+        told = json.loads(path.read_text())["outline"]
+        assert not any(other in path.read_text() for other in names if other != name)
+        assert told["names"][number] == name and told["test"][number] == held[name]["test"]
+        assert told["train"] == [held[each]["train"] for each in names]
+        assert [size for place, size in enumerate(told["test"]) if place != number] == [1, 1, 1]
+
+
+def test_names_that_the_task_has_are_kept_in_an_outline():
+    good = read_holding("heart#va").facts()
+    outline = Outline.of({"a": good, "b": good, "site 1": good})
+    assert outline.seen_by("a").names == ("a", "site 1'", "site 2") and outline.seen_by("a").train == outline.train
+    assert outline.seen_by("a", ("b",)).names == ("a", "b", "site 2")
+
+
+def test_a_sites_log_says_what_it_did(tmp_path, capfd):
+    names = load("heart").owners
+    experiment = Experiment("classify", made("classify", data="heart"), "m", rk.FedAvg(lr=rk.Rates(0.01)), CLASSIFY)
+    transport = sites_of(experiment, tmp_path, names, {name: f"heart#{name}" for name in names})
+    serve(tmp_path / "server", transport, experiment, told={"run": "r"})
+    log = capfd.readouterr().err
+    assert "info: va: joined run r: classify with m, 3 rounds; clients here: 3" in log
+    assert "info: va: run r has ended; this process sent 7 replies" in log  # three rounds and four measurements
+    assert not reports_problem(log.encode()) and reports_problem(log.encode() + b"Traceback\n")
 
 
 def test_sites_that_are_not_alike_are_refused(tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import rookery as rk
 from properties.checks import difference
 from properties.table import bed
 from rookery.federation.method import first_round
+from rookery.runs.sweep import _Lanes
 
 EXACT = bed("E1")
 START = jax.tree.map(lambda leaf: leaf + 0.3, EXACT.start(leaves=2))
@@ -158,3 +162,46 @@ def test_metrics_may_have_arrays_of_their_own(compilations):
     with compilations.counted():
         rk.run(problem, method, clients, metrics=metric(9), **options)
     assert compilations.count == 0
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Makes Ctrl-C come after a number of evaluations of a sweep, and gives what the sweep raises."""
+    signals = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def sweeping(after, over):
+        record, calls = _Lanes.record, []
+
+        def counted(lanes, rounds):
+            record(lanes, rounds)
+            calls.append(rounds)
+            if len(calls) == after:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        monkeypatch.setattr(_Lanes, "record", counted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            sweep(rk.SimFBO(lr=rk.Rates(0.02)), over)
+        monkeypatch.setattr(_Lanes, "record", record)
+        return caught.value
+
+    yield sweeping
+    signal.signal(signal.SIGINT, signals)
+
+
+def test_an_interrupted_sweep_keeps_what_was_done(interrupted):
+    """The first point has ended, the second is under way, and the third has not begun."""
+    error = interrupted(6, {"batch_size": [1, 2, 3]})
+    assert isinstance(error, rk.Interrupted) and str(error) == "interrupted after 2 runs of a sweep"
+    table = error.result
+    assert isinstance(table, rk.Table) and table["batch_size"].tolist() == [1, 2]
+    assert table["status"].tolist() == ["done", "interrupted"] and table["round"].tolist() == [12, 4]
+    for row, result in zip(table.rows, table.results):
+        rounds = result.state.round
+        single = own(rk.SimFBO(lr=rk.Rates(0.02)), batch_size=row["batch_size"], rounds=rounds)
+        assert rounds == row["round"] and single.ledger == result.ledger
+        assert difference(single, result) <= 1e-12
+        np.testing.assert_allclose(result.history["x"], single.history["x"], atol=1e-12)
+
+
+def test_an_interrupt_before_the_first_round_of_a_sweep_keeps_nothing(interrupted):
+    assert type(interrupted(1, {"batch_size": [1, 2]})) is KeyboardInterrupt

@@ -195,11 +195,58 @@ def test_wrong_weights_are_refused():
             rk.adapters.from_torch(mlp, shape)
 
 
+def normed():
+    """Batch norm with statistics of its own, and dropout in three forms."""
+    torch.manual_seed(5)
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(144, 8), nn.BatchNorm1d(8),
+        nn.Dropout(0.5), nn.Linear(8, 10),
+    )  # fmt: skip
+    for _ in range(3):  # moves the running statistics
+        module(torch.randn(16, 1, 8, 8) * 2 + 1)
+    return module
+
+
+def test_batch_norm_and_dropout_in_evaluation_mode_are_torchs():
+    module = normed().eval()
+    network = rk.adapters.from_torch(module, SHAPE)
+    images, labels = examples()
+    params = network.init(jax.random.key(0))
+    assert set(params["1"]) == {"weight", "bias"}, "running statistics are no parameters"
+    logits = jax.vmap(lambda image: network(params, image))(images)
+    np.testing.assert_allclose(logits, module(as_torch(images)).detach().numpy(), atol=1e-5)
+    loss = lambda params: jnp.mean(
+        jax.vmap(lambda image, label: cross_entropy(network(params, image), label))(images, labels)
+    )
+    gradient = jax.jit(jax.grad(loss))(params)
+    torch.nn.functional.cross_entropy(module(as_torch(images)), torch.tensor(labels)).backward()
+    np.testing.assert_allclose(gradient["1"]["weight"], module[1].weight.grad.numpy(), atol=1e-5)
+    out = network.state_dict(jax.tree.map(lambda leaf: leaf + 1, params))
+    assert torch.equal(out["1.running_mean"], module.state_dict()["1.running_mean"])
+
+
+def test_a_module_that_trains_again_is_refused():
+    module = normed().eval()
+    network = rk.adapters.from_torch(module, SHAPE)
+    params = network.init(jax.random.key(0))
+    module.train()
+    with pytest.raises(rk.InputError, match=r"its layer '1' \(BatchNorm2d\) keeps running statistics"):
+        network(params, examples(1)[0][0])
+
+
 WRONG = {
     "batch norm": (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64)), r"its layer '1' \(BatchNorm1d\) keeps running"),
     "batch norm without statistics": (
         lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False)),
         "mixes the examples of a batch",
+    ),
+    "batch norm without statistics, evaluated": (
+        lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False)).eval(),
+        "mixes the examples of a batch",
+    ),
+    "one layer that trains": (
+        lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64).eval(), nn.Dropout(0.5), nn.Linear(64, 2)),
+        "draws at random; p=0",
     ),
     "dropout": (lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 2)), "draws at random; p=0"),
     "functional dropout": (lambda: Dropping(), "its forward draws at random"),

@@ -15,7 +15,7 @@ from rookery.cli.show import show_list
 from rookery.engines.hosts import together
 from rookery.errors import InputError, unknown
 from rookery.runs.compiled import keep_compiled
-from rookery.runs.interrupts import listening
+from rookery.runs.interrupts import interrupted_status, listening
 from rookery.version import __version__
 
 USAGE = """usage: rookery COMMAND
@@ -75,7 +75,7 @@ def _main(arguments: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         Console(stderr=True, highlight=False).print("rookery: interrupted")
-        return 130
+        return interrupted_status()
 
 
 def _list(arguments: list[str], console: Console) -> int:

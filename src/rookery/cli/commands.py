@@ -47,8 +47,9 @@ from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
 from rookery.runs.check import check as check_method
 from rookery.runs.folder import make_folder
+from rookery.runs.interrupts import interrupted_status
 from rookery.runs.plot import plot_counts
-from rookery.runs.progress import Bars
+from rookery.runs.progress import Bars, Sites
 from rookery.runs.report import write_report
 from rookery.runs.result import Result
 from rookery.tasks.registry import find_task
@@ -111,7 +112,7 @@ def run(arguments: list[str], console: Console) -> int:
         else:
             said = "interrupted before the first round was done; nothing was kept"
         console.print(said, markup=False, soft_wrap=True)
-        return 130
+        return interrupted_status()
     return _conclude(console, short_name(row.name), result, folder, experiment)
 
 
@@ -155,7 +156,7 @@ def _federated(command: str, arguments: list[str], options: type[Any]) -> tuple[
         raise InputError(f"{command}: a task and a method are needed, as in: rookery {command} hyperrep simfbo")
     task_name = full_name(words[0])
     task, row = find_task(task_name), find_method(words[1])
-    parsed = parse_options(task_name, task, row, arguments[2:], options)
+    parsed = parse_options(task_name, task, row, arguments[2:], options, command)
     given: FederateOptions = parsed.run
     if given.engine != "local":
         raise InputError(f"engine: {given.engine} was given; in a federation clients are elsewhere, and it has no say")
@@ -216,7 +217,7 @@ def federate(arguments: list[str], console: Console) -> int:
         result = launch_federation(*given, secure=options.secure)
     except KeyboardInterrupt:
         say(f"interrupted; what was done is in {folder}: the same command with --out {folder} goes on")
-        return 130
+        return interrupted_status()
     show_results(console, {short_name(experiment.method_name): result})
     say(f"results in {folder / 'server'}; what else was written, and the logs, in {folder}")
     return 0 if result.status in ("done", "stopped") else 1
@@ -227,16 +228,16 @@ def _watched_federation(
 ) -> int:
     """A federation on this machine with a progress bar, and how it ended; None: as the folder says."""
     say = lambda text: console.print(text, markup=False, soft_wrap=True)
-    begun = None if sources is None else experiment
+    begun, sites = None if sources is None else experiment, Sites()
     try:
-        with watched(experiment, console) as callbacks:
-            result = loopback.federate(begun, folder, sources, policy, callbacks, say)
+        with watched(experiment, console, sites) as callbacks:
+            result = loopback.federate(begun, folder, sources, policy, callbacks, say, sites)
     except KeyboardInterrupt:
         kept = (
             f"what was done is in {folder}: rookery resume {folder} goes on" if folder.is_dir() else "nothing was kept"
         )
         say(f"interrupted; {kept}")
-        return 130
+        return interrupted_status()
     except ClientsFailed as error:
         say(f"the run ended: {error}")
         if folder.is_dir():
@@ -268,21 +269,25 @@ def resume(arguments: list[str], console: Console) -> int:
     console = _joined(experiment, console)
     try:
         with watched(experiment, console) as callbacks:
-            result, _ = resume_folder(folder, callbacks)
+            say = lambda text: console.print(text, markup=False, soft_wrap=True)
+            result, _ = resume_folder(folder, callbacks, say)
     except KeyboardInterrupt:
         said = f"interrupted; {folder} is as it was: rookery resume {folder} goes on"
         console.print(said, markup=False, soft_wrap=True)
-        return 130
+        return interrupted_status()
     return _conclude(console, short_name(experiment.method_name), result, folder, experiment)
 
 
 @contextlib.contextmanager
-def watched(experiment: Experiment, console: Console) -> Iterator[Callable[[Path], list[Any]]]:
-    """A progress bar, warnings as sentences, and logging where it is asked for: what makes a run's callbacks."""
+def watched(
+    experiment: Experiment, console: Console, sites: Sites | None = None
+) -> Iterator[Callable[[Path], list[Any]]]:
+    """Shows a progress bar (with the sites of a federation), and warnings as sentences; yields a function that makes
+    the run's callbacks from its folder."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_sentences(console))
         label = f"{Path(experiment.task_name).stem} {short_name(experiment.method_name)}"
-        bar = stack.enter_context(Bars(console)).add(label, experiment.options.rounds)
+        bar = stack.enter_context(Bars(console, sites)).add(label, experiment.options.rounds)
 
         def callbacks(folder: Path) -> list[Any]:
             if not experiment.options.tensorboard:
@@ -319,7 +324,7 @@ def _conclude(console: Console, name: str, result: Result, folder: Path, experim
             say(f"the target was not reached: {metric} {target:g} was asked for, and the best was {best:.4g}")
     if result.status == "interrupted":
         say(f"interrupted after round {result.state.round}; what was done is there: rookery resume {folder} goes on")
-        return 130
+        return interrupted_status()
     if result.status == "diverged":
         say(f"the run diverged: {result.divergence}; try smaller step sizes")
         return 1
@@ -391,7 +396,7 @@ def compare(arguments: list[str], console: Console) -> int:
             )
         except KeyboardInterrupt:
             say(f"interrupted; the same command with --out {folder} goes on")
-            return 130
+            return interrupted_status()
     for label, tuning in found.tunings.items():
         show_tuning(console, label, tuning.table, tuning.gradients)
     show_comparison(console, found)
@@ -451,7 +456,7 @@ def reproduce(arguments: list[str], console: Console) -> int:
         page, done = make_again(study.name, options.seeds, options.quick, options.out, say, run=not options.page)
     except KeyboardInterrupt:
         say(f"interrupted; the same command goes on, and what is done in {options.out} is not run again")
-        return 130
+        return interrupted_status()
     show_study(console, study, done, options.quick)
     say(f"page in {page}")
     return 0

@@ -65,13 +65,17 @@ class Parsed:
     run: Any
 
 
-def parse_options(task_name: str, task: type[Any], row: Row, arguments: list[str], run: type[Any] = Options) -> Parsed:
-    """The options of `rookery run`: --task.*, --method.* and those of the run."""
-    rates = _task_alone(task, arguments, f"rookery run {task_name} {row.name}").rates
+def parse_options(
+    task_name: str, task: type[Any], row: Row, arguments: list[str], run: type[Any] = Options, command: str = "run"
+) -> Parsed:
+    """The options of `rookery run`, or of another command on a task and a method: --task.*, --method.* and those of the
+    run."""
+    prog = f"rookery {command} {task_name} {row.name}"
+    rates = _task_alone(task, arguments, prog).rates
     filled = fill(
         make_form(getattr(task, "defaults", None), task=task, method=method_form(row, rates), run=run),
         arguments,
-        prog=f"rookery run {task_name} {row.name}",
+        prog=prog,
         description=f"{(task.__doc__ or '').split(chr(10))[0]} Method: {row.summary}.",
     )
     return Parsed(filled.task, method_from(row, filled.method), filled.run)

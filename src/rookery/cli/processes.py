@@ -18,6 +18,7 @@ from rookery.engines.hosts import environment
 from rookery.errors import InputError
 from rookery.experiments.experiment import read_experiment
 from rookery.experiments.machines import free_ports
+from rookery.runs.interrupts import interrupted_status
 
 USE = "as in: rookery launch -n 2 -- run hyperrep simfbo --engine mesh"
 ALIKE = 2.0  # seconds in which processes end for the same reason
@@ -54,14 +55,12 @@ def _together(command: Sequence[str], processes: int, console: Console) -> int:
             environ = os.environ | environment(coordinator, processes, process)
             started.append(subprocess.Popen([sys.executable, "-m", "rookery.cli", *command], env=environ, **where))
         failed = None
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             failed = _first_failure(started)
-        except KeyboardInterrupt:  # which a terminal has sent to all of them, and a program perhaps not
-            _end(started, signal.SIGINT)
+        except KeyboardInterrupt:  # a terminal sends Ctrl-C to all of them; a program may signal this one alone
+            _end(started, signal.Signals(interrupted_status() - 128), patience=None)  # which save the run
         finally:
-            _end(started, signal.SIGTERM)
-            signal.signal(signal.SIGTERM, before)
+            _end(started, signal.SIGKILL)  # the others of one that failed wait for it, and hear nothing else
         if failed not in (None, 0):
             said.seek(0)
             last = said.read().decode(errors="replace").strip().splitlines()[-1:]
@@ -84,14 +83,14 @@ def _first_failure(started: Sequence[subprocess.Popen]) -> int | None:
         time.sleep(0.1)
 
 
-def _end(started: Sequence[subprocess.Popen], how: signal.Signals) -> None:
-    """Asks those that are still there to end, and waits; those that do not are killed."""
+def _end(started: Sequence[subprocess.Popen], how: signal.Signals, patience: float | None = PATIENCE) -> None:
+    """Signals the processes that still run, and waits; those that run on after `patience` seconds are killed."""
     there = [process for process in started if process.poll() is None]
     for process in there:
         process.send_signal(how)
     for process in there:
         try:
-            process.wait(None if how == signal.SIGINT else PATIENCE)
+            process.wait(patience)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -181,6 +181,13 @@ class Outline:
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    def seen_by(self, site: str, known: Collection[str] = ()) -> Outline:
+        """Returns the part of the outline that a site needs: other sites without their names, unless these are in
+        `known`, and without their numbers of test examples."""
+        labels = [name if name in (site, *known) else _unnamed(number, self) for number, name in enumerate(self.names)]
+        test = tuple(size if name == site else 1 for name, size in zip(self.names, self.test))
+        return dataclasses.replace(self, names=tuple(labels), test=test)
+
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Outline:
         try:
@@ -226,6 +233,13 @@ class Outline:
         numbers = np.array([self.classes.index(value) for value in own.classes], np.int32)
         found = {"input": rows["input"][:, order], "label": numbers[rows["label"]]}
         return found | {"checked": rows["checked"]} if self.checked[0] else found
+
+
+def _unnamed(number: int, outline: Outline) -> str:
+    label = f"site {number}"
+    while label in outline.names:
+        label += "'"
+    return label
 
 
 def _check_facts(name: str, facts: Mapping[str, Any]) -> None:

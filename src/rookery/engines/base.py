@@ -102,10 +102,17 @@ class PreparedRun:
 
 @dataclass(frozen=True)
 class Advance:
-    """What came of some rounds: how many were done, and the sequences that were not finite after the next one."""
+    """The outcome of some rounds.
+
+    Args:
+      rounds: Number of rounds done.
+      broken: Names of what was not finite after the next round; then the state before it is kept.
+      clients: Names of the remote clients whose replies in that round were not finite.
+    """
 
     rounds: int
     broken: tuple[str, ...] = ()
+    clients: tuple[str, ...] = ()
 
 
 class Session(Protocol):

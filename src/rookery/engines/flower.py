@@ -80,9 +80,11 @@ class Flower:
         for place, request in enumerate(requests):
             by_site.setdefault(request.seat.site, []).append(place)
         bodies = {self._nodes[site]: [requests[place].body for place in asked] for site, asked in by_site.items()}
-        answers = exchange(self._grid, bodies, deadline or PATIENCE, self._poll)
+        seconds_of: dict[int, float] = {}
+        answers = exchange(self._grid, bodies, deadline or PATIENCE, self._poll, seconds_of)
         replies: dict[int, bytes] = {}
         failures: dict[int, str] = {}
+        seconds: dict[int, float] = {}
         for site, asked in by_site.items():
             found = answers[self._nodes[site]]
             if isinstance(found, str) or len(found[0]) != len(asked):
@@ -90,17 +92,24 @@ class Flower:
                 failures |= dict.fromkeys(asked, why)
             else:
                 replies |= dict(zip(asked, found[0]))
-        return Outcome(replies, failures)
+            if self._nodes[site] in seconds_of:
+                seconds |= dict.fromkeys(asked, seconds_of[self._nodes[site]])
+        return Outcome(replies, failures, seconds)
 
     def close(self) -> None:
         pass
 
 
 def exchange(
-    grid: Any, bodies: Mapping[int, Sequence[bytes]], deadline: float, poll: float = POLL
+    grid: Any,
+    bodies: Mapping[int, Sequence[bytes]],
+    deadline: float,
+    poll: float = POLL,
+    seconds: dict[int, float] | None = None,
 ) -> dict[int, tuple[list[bytes], dict[str, Any]] | str]:
-    """What every node says to what it is sent, or why nothing came."""
-    end = time.monotonic() + deadline
+    """What every node says to what it is sent, or why nothing came; `seconds` takes the time to each node's reply."""
+    begun = time.monotonic()
+    end = begun + deadline
     waiting: dict[str, int] = {}
     found: dict[int, tuple[list[bytes], dict[str, Any]] | str] = {}
     for node, own in bodies.items():
@@ -115,6 +124,8 @@ def exchange(
             node = waiting.pop(reply.metadata.reply_to_message_id, None)
             if node is not None:
                 found[node] = _opened(reply)
+                if seconds is not None:
+                    seconds[node] = time.monotonic() - begun
         if waiting:
             time.sleep(poll)
     return found | dict.fromkeys(waiting.values(), "it did not answer in time")

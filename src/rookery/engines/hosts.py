@@ -59,6 +59,7 @@ def _whole(environ: Mapping[str, str], name: str) -> int:
 def _initialise(**where: str | int) -> None:
     if "cpu" in (getattr(jax.config, "jax_platforms", None) or "cpu"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM, which interrupts a run
     with failing("jax.distributed: to join the other processes"):
         jax.distributed.initialize(**where)  # type: ignore[arg-type]
 

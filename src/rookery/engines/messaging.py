@@ -44,6 +44,7 @@ POLICIES = ("wait", "drop", "abort")
 PAUSE, LONGEST = 0.05, 10.0  # seconds before who did not answer is asked again, where there is no deadline
 DIGITS = 20  # of the time in the name of a server process
 NAMES = 3  # how often a process takes another name at most
+LARGE = 1000.0  # a reply whose norm is so many times the median of the others' is named in a warning
 SENTENCE = 500  # characters of what a client says that are shown at most
 
 
@@ -122,6 +123,7 @@ class Question:
       like: what an answer must be like; None: anything.
       echo: what the header of an answer must repeat.
       counted: whether it is part of a round: an answer says what it cost, and enough must answer.
+      facts: What the event of this exchange says of it: its kind, its round and its phase.
     """
 
     clients: Sequence[int]
@@ -129,10 +131,18 @@ class Question:
     like: Any
     echo: Mapping[str, Any]
     counted: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def key(self, client: int) -> Any:
         """What tells one message from all others."""
         return client, tuple(self.echo["attempt"]), self.echo["exchange"]
+
+
+Note = Callable[..., Any]  # called with the kind of an event and its facts
+
+
+def ignore(kind: str, **facts: Any) -> None:
+    """A `Note` that keeps nothing."""
 
 
 Answers = dict[int, tuple[Any, dict[str, Any]]]  # by client, what it answers and the header of that
@@ -147,7 +157,7 @@ class MessageSession(ABC):
       names: who the clients are, for sentences.
       run: the name of the run, which every message says.
       traces: whether phases can be traced; what clients must answer is known then.
-      say: told, in a sentence, when somebody does not answer and the run goes on.
+      note: Called with the kind and the facts of every event of the run.
     """
 
     def __init__(
@@ -163,7 +173,7 @@ class MessageSession(ABC):
         run: str = "",
         on_failure: OnFailure | None = None,
         traces: bool = True,
-        say: Callable[[str], Any] = lambda text: None,
+        note: Note = ignore,
     ):
         self.config = prepared.config
         self.inputs: ServerInputs = prepared.inputs.server
@@ -183,8 +193,13 @@ class MessageSession(ABC):
         self.goes_on = False  # whether another round follows, as far as is known
         self.unmeasured: list[int] = []  # who did not answer when all were last asked to measure
         self._seats = seats
+        self._sites = list(transport.sites)
         self._names = names or [str(i) for i in range(len(seats))]
-        self._say = say
+        self._note = note
+        self._entries: dict[int, dict[str, Any]] = {}  # by client, what the event of this exchange says of it
+        self._away: set[int] = set()  # clients whose last request failed
+        self._large: set[tuple[int, str]] = set()  # clients and phases whose last reply was named as too large
+        self._not_finite: list[int] = []  # clients whose replies in this round were not finite
         self._run = run
         self._shapes = shapes
         self._given_up = 0  # attempts of this process that did not count
@@ -241,7 +256,7 @@ class MessageSession(ABC):
             if broken:
                 self.state, self.ledger, self.last, self.shifts = before
                 self._given_up += 1
-                return Advance(done, broken)
+                return Advance(done, broken, tuple(self._names[client] for client in self._not_finite))
         return Advance(rounds)
 
     def broken(self) -> tuple[str, ...]:
@@ -259,7 +274,8 @@ class MessageSession(ABC):
                 time.sleep(min(PAUSE * 2**self._tried, LONGEST))
             attempt = Attempt(place, self._given_up, self._session)
             before, shifts = self.ledger.copy(), dict(self.shifts)
-            self.present, self.gone, self.elsewhere = set(), set(), set()
+            self.present, self.gone, self.elsewhere, self._not_finite = set(), set(), set(), []
+            begun = time.monotonic()
             try:
                 self.state = program(attempt)
                 if self.config.up is not None and self.config.up.keeps:
@@ -267,6 +283,8 @@ class MessageSession(ABC):
                     self.present -= self.gone
                     self.shifts |= {client: shifts[client] for client in self.gone if client in shifts}
                 self.last |= dict.fromkeys(self.present, attempt)
+                counts = {"replied": len(self.present), "failed": len(self.gone), "exchanges": self.ledger.exchanges}
+                self._note("round", round=place, seconds=round(time.monotonic() - begun, 6), **counts)
                 return
             except _Renamed:
                 self.ledger, self.shifts = before, shifts
@@ -276,7 +294,7 @@ class MessageSession(ABC):
                 self._tried += 1
                 if self._tried == self.on_failure.tries:
                     raise ClientsFailed({each.client: each.why for each in self.missing[-1:]}) from None
-                self._say(f"round {place}: too few answered; it is undone, and drawn again")
+                self._note("undone", round=place)
 
     def _round(self, attempt: Attempt) -> Any:
         key = round_key(self.inputs.key, self.state.round)
@@ -309,9 +327,58 @@ class MessageSession(ABC):
         }
 
     def ask(self, question: Question, round: int) -> Answers:
-        """Asks clients, again where the policy says so; gives the answers of those who gave one, in their order."""
+        """Asks clients, again where the policy says so; gives the answers of those who gave one, in their order. The
+        caller records them with `record`; an exchange that ends the round or the run is recorded here."""
         if self._asking_ahead:
             raise _First(question)
+        self._entries = {client: self._entry(client) for client in question.clients}
+        try:
+            return self._asked(question, round)
+        except BaseException:
+            self.record(question, {})
+            raise
+
+    def _entry(self, client: int) -> dict[str, Any]:
+        """What an event says of one client in one exchange, before it is asked."""
+        who = {"client": self._names[client], "site": self._site(client)}
+        came = {"asked": 0, "answered": False, "seconds": None, "sent": 0, "received": 0}
+        return who | came | {"norm": None, "finite": None, "failure": None}
+
+    def _site(self, client: int) -> str:
+        """The name of a client's site."""
+        return self._sites[self._seats[client].site]
+
+    def record(self, question: Question, replies: Mapping[int, tuple[Any, Sequence[str]]]) -> None:
+        """Records an exchange as an event, with the norm of every reply, and names replies that stand out.
+
+        Args:
+          replies: For each client that replied, the reply as the server uses it, and the names of what the client says
+            is not finite in its own state.
+        """
+        facts = dict(question.facts)
+        entries, self._entries = self._entries, {}
+        norms = {client: _norm(value) for client, (value, _) in replies.items()}
+        for client, norm in norms.items():
+            finite = bool(np.isfinite(norm)) and not replies[client][1]
+            known = norm if np.isfinite(norm) else None
+            entries[client] |= {"norm": known, "finite": finite}
+        seconds = [entry["seconds"] for entry in entries.values() if entry["seconds"] is not None]
+        self._note(facts.pop("kind"), **facts, seconds=max(seconds, default=None), clients=list(entries.values()))
+        for client in (client for client in replies if not entries[client]["finite"]):
+            self._not_finite += [client] * (client not in self._not_finite)
+            self._note("not finite", **facts, client=self._names[client], site=self._site(client))
+        for client, norm in norms.items():
+            others = [other for i, other in norms.items() if i != client and np.isfinite(other)]
+            median, place = float(np.median(others)) if others else 0.0, (client, str(facts.get("phase")))
+            if np.isfinite(norm) and 0 < LARGE * median < norm:
+                if place not in self._large:  # once, until it is as large as the others again
+                    more = {"norm": norm, "median": median}
+                    self._note("large reply", **facts, client=self._names[client], site=self._site(client), **more)
+                self._large.add(place)
+            else:
+                self._large.discard(place)
+
+    def _asked(self, question: Question, round: int) -> Answers:
         policy, answered = self.on_failure, {}
         left, failures, begun = list(question.clients), {}, 0.0
         for tried in range(policy.tries if policy.policy == "wait" else 1):
@@ -320,11 +387,20 @@ class MessageSession(ABC):
             begun = time.monotonic()
             found, failures = self._asked_once(question, left)
             answered |= found
+            for client in found:
+                self._entries[client] |= {"answered": True, "failure": None}
+            for client in sorted(self._away & set(found)):
+                self._away.discard(client)
+                who = {"client": self._names[client], "site": self._site(client)}
+                self._note("returned", round=question.facts["round"], **who)
             left = [client for client in left if client not in answered]
             if not left:
                 break
             for client in left:
-                self._say(f"round {round + 1}: client {self._names[client]} did not answer: {failures[client]}")
+                self._entries[client]["failure"] = failures[client]
+                who = {"client": self._names[client], "site": self._site(client)}
+                self._note("failed", round=question.facts["round"], **who, failure=failures[client])
+            self._away |= set(left)
         self.missing += [Missing(round, self._names[client], failures[client]) for client in left]
         if left and policy.policy != "drop":
             raise ClientsFailed({self._names[client]: failures[client] for client in left})
@@ -394,7 +470,15 @@ class MessageSession(ABC):
         if not sent:
             return Outcome(replies)
         self.bytes_sent += sum(len(request.body) for request in sent)
+        begun = time.monotonic()
+        for n, i in enumerate(left):
+            entry = self._entries[clients[i]]
+            entry |= {"asked": entry["asked"] + 1, "sent": entry["sent"] + len(sent[n].body)}
         outcome = self.transport.ask(sent, self.on_failure.deadline)
+        for n, i in enumerate(left):
+            entry, seconds = self._entries[clients[i]], outcome.seconds.get(n, time.monotonic() - begun)
+            entry["seconds"] = round((entry["seconds"] or 0.0) + seconds, 6)
+            entry["received"] += len(outcome.replies.get(n, b""))
         self.bytes_received += sum(map(len, outcome.replies.values()))
         own = {i: outcome.replies[n] for n, i in enumerate(left) if n in outcome.replies}
         failed = {i: outcome.failures[n] for n, i in enumerate(left) if n in outcome.failures}
@@ -459,10 +543,13 @@ class MessageSession(ABC):
         body = lambda client, whole: self.wire.encode(self.state.z, self.header(MEASURE, attempt, client))
         like = {name: jax.ShapeDtypeStruct((), self.config.dtype) for name in names}
         echo = {"attempt": list(attempt), "exchange": -1}
-        question = Question(range(self.config.population), body, like, echo, counted=False)
+        facts = {"kind": "measurement", "round": int(self.state.round)}
+        question = Question(range(self.config.population), body, like, echo, counted=False, facts=facts)
         if self.transport.slow and self.goes_on:
             self._along = self._first_question()
-        return self.ask(question, int(self.state.round))
+        answers = self.ask(question, int(self.state.round))
+        self.record(question, {})
+        return answers
 
 
 def _later_than(sessions: Iterable[str]) -> str:
@@ -588,7 +675,9 @@ class MessageCohort(Cohort):
             header = session.header(PHASE, attempt, client, phase=phase, update=update, exchange=number)
             return session.wire.encode((facts, *whole_of(client)), header, names)
 
-        question = Question(sorted(slots), body, reply, {"attempt": list(attempt), "exchange": number})
+        facts = {"kind": "exchange", "round": attempt.base, "exchange": number, "phase": phase}
+        echo = {"attempt": list(attempt), "exchange": number}
+        question = Question(sorted(slots), body, reply, echo, facts=facts)
         answers = session.ask(question, int(session.state.round)) if slots else {}
         session.present |= set(answers)
         self._round.gone |= set(slots) - set(answers)
@@ -604,6 +693,8 @@ class MessageCohort(Cohort):
             session.elsewhere |= set(said["broken"])
             for name in ORACLES:
                 session.ledger.oracles[name] += said["oracles"][name]
+        if slots:
+            session.record(question, {client: (values[client], answers[client][1]["broken"]) for client in values})
         return _Answered(values, everybody, sent, reply)
 
     def _packed(self, part: Any) -> Any:
@@ -651,6 +742,17 @@ class _Answered(NamedTuple):
 def _share(reply: Any, factor: Any) -> Any:
     """What a reply adds to a sum, with its factor."""
     return jax.tree.map(lambda leaf: leaf * factor, summands(reply))
+
+
+def _norm(value: Any) -> float:
+    """The Euclidean norm of all floating-point numbers of a reply; NaN where one is not finite."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(summands(value))]
+    parts = [leaf.astype(np.float64).ravel() for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    sizes = [float(np.max(np.abs(part))) for part in parts if part.size]
+    if not np.isfinite(sizes).all():
+        return float("nan")
+    largest = max(sizes, default=0.0)  # squares of large numbers overflow
+    return largest * float(np.sqrt(sum(np.vdot(part / largest, part / largest) for part in parts))) if largest else 0.0
 
 
 def _added(*terms: np.ndarray) -> np.ndarray:

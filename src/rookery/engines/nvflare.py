@@ -33,8 +33,8 @@ class NVFlare:
         self.sites = list(proxies)
 
     def ask(self, requests: Sequence[Request], deadline: float | None) -> Outcome:
-        patience = deadline or PATIENCE
-        end = time.monotonic() + patience
+        patience, begun = deadline or PATIENCE, time.monotonic()
+        end = begun + patience
         said: queue.SimpleQueue[tuple[int, Any, str]] = queue.SimpleQueue()
         by_site: dict[int, list[int]] = {}
         for place, request in enumerate(requests):
@@ -52,6 +52,7 @@ class NVFlare:
             threading.Thread(target=one, args=own, daemon=True).start()
         replies: dict[int, bytes] = {}
         failures: dict[int, str] = {}
+        seconds: dict[int, float] = {}
         while len(replies) + len(failures) < len(requests):
             try:
                 place, reply, why = said.get(timeout=max(0.0, end - time.monotonic()))
@@ -59,12 +60,13 @@ class NVFlare:
                 break
             if self._aborted():
                 raise RuntimeError("the job was aborted")
+            seconds[place] = time.monotonic() - begun
             if isinstance(reply, bytes | bytearray):
                 replies[place] = bytes(reply)
             else:
                 failures[place] = f"its call failed, with {why}" if why else "what it sent is no reply"
         late = set(range(len(requests))) - {*replies, *failures}
-        return Outcome(replies, failures | dict.fromkeys(late, "it did not answer in time"))
+        return Outcome(replies, failures | dict.fromkeys(late, "it did not answer in time"), seconds)
 
     def close(self) -> None:
         pass

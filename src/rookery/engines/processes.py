@@ -83,7 +83,7 @@ class _Site:
     """One process, and a thread that reads what it says."""
 
     def __init__(self, program: Program):
-        self.said: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self.said: queue.SimpleQueue[tuple[float, Frame | None]] = queue.SimpleQueue()  # with the time of arrival
         try:
             program.log.parent.mkdir(parents=True, exist_ok=True)
             program.before()
@@ -110,9 +110,9 @@ class _Site:
         try:
             with output:
                 while (frame := read_frame(output)) is not None:
-                    self.said.put(frame)
+                    self.said.put((time.monotonic(), frame))
         finally:
-            self.said.put(None)
+            self.said.put((time.monotonic(), None))
 
     def _speak(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # it has ended, which is heard elsewhere
@@ -164,9 +164,11 @@ class Processes:
         self._asked = 0  # requests so far
 
     def ask(self, requests: Sequence[Request], deadline: float | None) -> Outcome:
-        end = None if deadline is None else time.monotonic() + deadline
+        begun = time.monotonic()
+        end = None if deadline is None else begun + deadline
         replies: dict[int, bytes] = {}
         failures: dict[int, str] = {}
+        arrived: dict[int, float] = {}
         waiting: dict[int, dict[int, int]] = {}  # by site: numbers of frames, and the places of their requests
         for place, (seat, body) in enumerate(requests):
             self._asked += 1
@@ -177,8 +179,8 @@ class Processes:
             else:
                 waiting.setdefault(seat.site, {})[self._asked] = place
         for site, numbers in waiting.items():
-            self._collect(site, numbers, end, replies, failures)
-        return Outcome(replies, failures)
+            self._collect(site, numbers, end, replies, failures, arrived)
+        return Outcome(replies, failures, {place: moment - begun for place, moment in arrived.items()})
 
     def _site(self, number: int) -> _Site:
         found = self.started[number]
@@ -193,13 +195,15 @@ class Processes:
         end: float | None,
         replies: dict[int, bytes],
         failures: dict[int, str],
+        arrived: dict[int, float],
     ) -> None:
         """Waits for what a site says to the requests that it was sent."""
         site = self._site(number)
         while waiting:
             try:
-                frame = site.said.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
+                moment, frame = site.said.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
             except queue.Empty:
+                moment = time.monotonic()
                 site.kill()
                 why = "it did not answer in time"
                 break
@@ -209,9 +213,11 @@ class Processes:
                 break
             if (place := waiting.pop(frame.number, None)) is not None:
                 replies[place] = frame.body
+                arrived[place] = moment
         else:
             return
         self.started[number] = None
+        arrived |= dict.fromkeys(waiting.values(), moment)
         failures |= dict.fromkeys(waiting.values(), why)
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from rookery.data.batches import Shard
 from rookery.data.federated import Level, cast
 from rookery.engines.base import NO_RECORDS, Carry, PreparedRun
-from rookery.engines.messaging import MessageSession, OnFailure, stacked
+from rookery.engines.messaging import MessageSession, Note, OnFailure, ignore, stacked
 from rookery.engines.transport import Seat, Transport
 from rookery.engines.worker import own_shard
 from rookery.federation.client import Record
@@ -33,7 +32,7 @@ class Remote:
       run: what the run is called at all sites, also when it goes on.
       join: tells sites what they are part of, and makes sure that they have the same run in mind.
       on_failure: what happens when somebody does not answer.
-      say: told, in a sentence, when somebody does not.
+      note: Called with the kind and the facts of every event of the run.
     """
 
     transport: Transport
@@ -42,7 +41,7 @@ class Remote:
     run: str
     join: Join
     on_failure: OnFailure | None = None
-    say: Callable[[str], Any] = lambda text: None
+    note: Note = ignore
 
     elsewhere = True  # records are not here
 
@@ -69,7 +68,7 @@ class RemoteSession(MessageSession):
             names=engine.names,
             run=engine.run,
             on_failure=engine.on_failure,
-            say=engine.say,
+            note=engine.note,
         )
 
     @property

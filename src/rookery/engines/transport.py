@@ -26,10 +26,17 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of some requests, by their places: the bytes that were answered, or why nothing was, in a sentence."""
+    """The outcome of some requests, by their places.
+
+    Args:
+      replies: Bytes of the replies.
+      failures: For each request without a reply, the reason in a sentence.
+      seconds: Time from sending the requests to each reply or failure; empty where the transport does not measure it.
+    """
 
     replies: Mapping[int, bytes] = field(default_factory=dict)
     failures: Mapping[int, str] = field(default_factory=dict)
+    seconds: Mapping[int, float] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -274,6 +274,9 @@ def check(seeds: int, tune_budget: float | None) -> None:
         raise InputError(f"tune budget: {tune_budget} was given; a number of gradient evaluations is needed")
 
 
+_CODE = {"task_source": "code of the task", "method_source": "code of the method", "method_file": "file of the method"}
+
+
 def run_cell(experiment: Experiment, folder: Path, callbacks: Any = None) -> Any:
     """Runs an experiment into a folder, or goes on with it there; one that has ended gives the result it had."""
     if not (folder / CONFIG).is_file():
@@ -282,9 +285,10 @@ def run_cell(experiment: Experiment, folder: Path, callbacks: Any = None) -> Any
     wanted = decisive(experiment.to_json())
     different = [key for key, value in wanted.items() if config.get(key) != value]
     if different:
+        shown = ", ".join(_CODE.get(key, key) for key in different)
         raise InputError(
-            f"out: {str(folder)!r} holds a run with another {', '.join(different)}; give another folder, or the same "
-            "options"
+            f"out: {str(folder)!r} holds a run with another {shown}; give another folder or the same options, or "
+            "remove or rename that folder to run it again"
         )
     return resume_folder(folder, callbacks)[0]
 

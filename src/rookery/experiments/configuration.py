@@ -18,7 +18,7 @@ from rookery.errors import InputError
 from rookery.experiments.experiment import CONFIG, Experiment, decisive
 from rookery.federation.evaluation import ClientMetrics
 from rookery.files import read_json, write_text
-from rookery.own_code import file_and_class
+from rookery.own_code import file_and_class, neighbours
 from rookery.runs.fingerprint import code_digest, fingerprint
 from rookery.version import __version__
 
@@ -35,8 +35,12 @@ def write_configuration(experiment: Experiment, folder: Path, more: Mapping[str,
         if own is not None:
             kept = folder / OWN / argument / own[0].name
             kept.parent.mkdir(parents=True, exist_ok=True)
-            if not (kept.exists() and kept.samefile(own[0])):
-                shutil.copyfile(own[0], kept)
+            files = {own[0].name: own[0], **neighbours(own[0])}
+            for place, path in files.items():
+                copied = kept.parent / place
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                if not (copied.exists() and copied.samefile(path)):
+                    shutil.copyfile(path, copied)
             described[name] = f"{kept.relative_to(folder)}:{own[1]}"
     if file_and_class(str(described["method_name"])) is not None:
         described["method_name"] = described["method_file"]
@@ -55,7 +59,7 @@ def read_configuration(folder: Path) -> tuple[Experiment, dict[str, Any]]:
                     f"configuration: {name} is {config[name]!r}; a file beside the configuration is needed"
                 )
             placed[name] = f"{(folder / own[0]).resolve()}:{own[1]}"
-    return Experiment.from_json(placed), config
+    return Experiment.from_json(placed, folder), config
 
 
 def common(config: Mapping[str, Any]) -> dict[str, str]:

@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,12 +23,14 @@ from rookery.data.catalogue import by_column
 from rookery.data.own_tables import shown_data
 from rookery.data.partitions import Natural, Partition, parse
 from rookery.engines.hosts import leads, meet
+from rookery.engines.messaging import ClientsFailed, Note
 from rookery.errors import AdviceWarning, InputError
 from rookery.experiments.codec import CLASS, build, decode, encode
 from rookery.federation.sampling import All, Uniform
 from rookery.files import read_json, remove_folder, remove_leftovers, slug, write_text
 from rookery.own_code import own_name, short_name, source_hash
-from rookery.runs.checkpoint import Checkpoints, Continued, latest_round
+from rookery.runs.checkpoint import Continued, Recorded, latest_round
+from rookery.runs.events import EVENTS, EventFile, printing
 from rookery.runs.folder import HistoryFile, open_folder, versions, write_results
 from rookery.runs.result import HISTORY, RESULT, Result
 from rookery.runs.run import Interrupted, continue_run, run
@@ -188,17 +191,22 @@ class Experiment:
         }
 
     @classmethod
-    def from_json(cls, config: dict[str, Any]) -> Experiment:
-        """What `to_json` gave; a file of the user's own is run if it is what it was, and refused if not."""
+    def from_json(cls, config: dict[str, Any], folder: Path | None = None) -> Experiment:
+        """Makes the experiment that `to_json` described again. A file of the user's own is run if it is what it was,
+        and refused if not.
+
+        Args:
+          folder: Folder of the run, which a refusal names; None: it is not in one.
+        """
         try:
             options = build(Options, {field.name: config[field.name] for field in dataclasses.fields(Options)})
             name, method_name = config["task_name"], config["method_name"]
             if not (isinstance(name, str) and isinstance(method_name, str)):
                 raise TypeError(f"task_name and method_name are {name!r} and {method_name!r}")
-            _check_source("task", name, config.get("task_source"))
+            _check_source("task", name, config.get("task_source"), folder)
             own, classes = config.get("method_file"), {}
             if own is not None:
-                _check_source("method", own, config.get("method_source"))
+                _check_source("method", own, config.get("method_source"), folder)
                 classes = {config["method"][CLASS]: find_method(own).method}
             method = decode(config["method"], classes)
             return cls(name, build(find_task(name), config["task"]), method_name, method, options)
@@ -208,13 +216,14 @@ class Experiment:
             raise InputError(f"config: it does not describe an experiment of this version: {error}") from None
 
 
-def _check_source(argument: str, name: str, recorded: str | None) -> None:
+def _check_source(argument: str, name: str, recorded: str | None, folder: Path | None) -> None:
     """Refuses a file of the user's own that is not what it was; its code has not been run by then."""
     if source_hash(name, argument) != recorded:
-        path = name.rpartition(":")[0]
+        path, where = name.rpartition(":")[0], "the run's folder" if folder is None else repr(str(folder))
         raise InputError(
-            f"config: {path!r} is not the file that this run was made with, for its sha256 is not the recorded one; "
-            "bring that file back, or begin the run again"
+            f"config: {path!r} is not the file that this run was made with: its sha256, with those of the files beside "
+            "it that it imports, is not the recorded one. To resume the run, restore the file; to run the new code, "
+            f"remove or rename {where} and begin again"
         )
 
 
@@ -253,7 +262,8 @@ def launch(
             told = {"main_metric": assembly.main_metric, "falling": assembly.falling, "versions": versions()}
             told["data"] = assembly.clients.stated()
             write_text(opened / CONFIG, json.dumps(described | told, indent=1))
-            result = go(experiment, assembly, opened, callbacks, resumed=False)
+            note = EventFile(opened / EVENTS, printing(say))
+            result = go(experiment, assembly, opened, callbacks, note, resumed=False)
         finish(opened, result, experiment, assembly)
     return result, opened
 
@@ -278,20 +288,23 @@ def resume(path: str | Path, problem: Any = None, method: Any = None, clients: A
 
 
 def resume_folder(
-    folder: str | Path, callbacks: Callable[[Path], Iterable[Callback]] | None = None
+    folder: str | Path,
+    callbacks: Callable[[Path], Iterable[Callback]] | None = None,
+    say: Callable[[str], Any] = lambda text: None,
 ) -> tuple[Result, Path]:
-    """Goes on with the run of a folder that `launch` made, bit for bit; of one that has ended, the result it had."""
+    """Resumes the run of a folder that `launch` made, with identical results; returns the result of one that ended."""
     path = Path(folder)
     if "federation" in read_config(path):
         from rookery.experiments.loopback import federate  # which imports this
 
-        return federate(None, path, callbacks=callbacks), path
+        return federate(None, path, callbacks=callbacks, say=say), path
     experiment = read_experiment(path)
     if has_ended(path):
         return Result.load(path), path
     with run_folder(path, "", existing=True) as opened:
         assembly = experiment.assemble()
-        result = go(experiment, assembly, opened, callbacks, resumed=True)
+        note = EventFile(opened / EVENTS, printing(say))
+        result = go(experiment, assembly, opened, callbacks, note, resumed=True)
         finish(opened, result, experiment, assembly)
     return result, path
 
@@ -312,25 +325,58 @@ def run_folder(folder: Path | None, name: str, existing: bool = False) -> Iterat
         yield stack.enter_context(open_folder(folder, name, existing))
 
 
+class _Begun:
+    """A callback that records the start of a run once everything was checked."""
+
+    def __init__(self, note: Note, kind: str, **facts: Any):
+        self._record = partial(note, kind, **facts)
+
+    def compiling(self) -> None:
+        self._record()
+
+    def __call__(self, round: int, row: dict[str, Any]) -> None:
+        pass
+
+
 def go(
-    experiment: Experiment, assembly: Assembly, folder: Path, callbacks: Any, resumed: bool, engine: Any = None
+    experiment: Experiment,
+    assembly: Assembly,
+    folder: Path,
+    callbacks: Any,
+    note: Note,
+    resumed: bool,
+    engine: Any = None,
 ) -> Result:
-    """The run itself, into a folder, until it ends or is interrupted; on the engine that the options name, or this."""
+    """Runs an experiment into a folder until it ends or is interrupted.
+
+    Args:
+      note: Called with the kind and the facts of every event of the run.
+      engine: Engine that runs it; None: the one that the options name.
+    """
     options, history = experiment.options, HistoryFile(folder / HISTORY)
     arguments: dict[str, Any] = experiment.arguments(assembly)
     if engine is not None:
         arguments["engine"] = engine
-    arguments["callbacks"] = [history, *(callbacks(folder) if callbacks else ())]
-    where = (folder / CHECKPOINTS, options.checkpoint_every, options.keep)
-    plan = Continued(*where, begin=history.begin) if resumed else Checkpoints(*where)
+    kind, where = ("resumed", latest_round(folder / CHECKPOINTS)) if resumed else ("started", 0)
+    begun = _Begun(note, kind, round=where, rounds=options.rounds)
+    arguments["callbacks"] = [begun, history, *(callbacks(folder) if callbacks else ())]
+    kept = (folder / CHECKPOINTS, options.checkpoint_every, options.keep, note)
+    plan = Continued(*kept, begin=history.begin) if resumed else Recorded(*kept)
     try:
         with experiment.advised():
             asked = {"rounds": options.rounds, "every": options.every, "checkpoints": plan}
-            return run(method=experiment.method, **asked, **arguments)
+            result = run(method=experiment.method, **asked, **arguments)
     except Interrupted as interrupted:
+        note("interrupted", round=interrupted.result.state.round)
         if not interrupted.result.history.rows or (not resumed and not interrupted.result.state.round):
             raise KeyboardInterrupt from None
         return interrupted.result
+    except ClientsFailed as error:
+        note("ended", round=latest_round(folder / CHECKPOINTS), status="clients failed", failures=error.failures)
+        raise
+    divergence = None if result.divergence is None else str(result.divergence)
+    note("ended", round=result.state.round, status=result.status, divergence=divergence)
+    return result
 
 
 def has_ended(folder: Path) -> bool:
@@ -351,7 +397,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 def read_experiment(folder: str | Path) -> Experiment:
     """The experiment of a run's folder."""
-    return Experiment.from_json(read_config(folder))
+    return Experiment.from_json(read_config(folder), Path(folder))
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from rookery.data.own_tables import shown_data
 from rookery.data.partitions import Natural, parse
 from rookery.data.sites import Outline
 from rookery.engines.base import PreparedRun
-from rookery.engines.messaging import LONGEST, PAUSE, ClientsFailed, OnFailure
+from rookery.engines.messaging import LONGEST, PAUSE, ClientsFailed, Note, OnFailure
 from rookery.engines.remote import Remote
 from rookery.engines.transport import Outcome, Request, Seat, Transport
 from rookery.engines.worker import AGAIN, JOIN, NEED, REFUSED
@@ -35,10 +35,11 @@ from rookery.experiments.experiment import (
     go,
     has_ended,
 )
-from rookery.experiments.site import COMPARED, GOODBYE, HELLO, MEASURED_FIRST, assembled
+from rookery.experiments.site import COMPARED, GOODBYE, HELLO, MEASURED_FIRST, assembled, reports_problem
 from rookery.federation.measuring import Curvature
 from rookery.federation.wire import Wire
-from rookery.files import read_json, slug, write_text
+from rookery.files import checksum, read_json, slug, write_text
+from rookery.runs.events import EVENTS, EventFile, Watch, printing
 from rookery.runs.fingerprint import difference, uncompared
 from rookery.runs.folder import open_folder, versions
 from rookery.runs.own_metrics import SUMMARY
@@ -72,6 +73,7 @@ def serve(
     told: Mapping[str, Any] | None = None,
     callbacks: Callable[[Path], Iterable[Callback]] | None = None,
     say: Say = lambda text: None,
+    watch: Watch = lambda event: None,
 ) -> Result:
     """Runs an experiment with clients behind a transport, into a folder; one that was stopped goes on, bit for bit.
 
@@ -79,7 +81,11 @@ def serve(
       folder: a new or empty one, or one of a run that was stopped.
       experiment: what is run; None: what the folder says.
       told: what the folder's configuration says besides, such as how its sites are started again.
+      say: Called with each line to print, the events that matter among them.
+      watch: Called with every event of the run.
     """
+    shown = printing(say)
+    note = EventFile(folder / EVENTS, lambda event: (watch(event), shown(event)))
     resumed = (folder / CONFIG).is_file()
     if resumed:
         if experiment is not None:
@@ -90,14 +96,14 @@ def serve(
         if has_ended(folder):
             return Result.load(folder)
         with open_folder(folder, "", existing=True):
-            return _served(_Server(found, config, transport, on_failure, say), folder, callbacks, resumed)
+            return _served(_Server(found, config, transport, on_failure, say, note), folder, callbacks, resumed)
     if experiment is None:
         raise InputError(f"run: {str(folder)!r} holds no {CONFIG}; the folder of a run is needed")
     with open_folder(folder, ""):
         with _discarded(folder):
             write_configuration(experiment, folder, {FEDERATION: {"run": uuid.uuid4().hex} | dict(told or {})})
             found, config = read_configuration(folder)
-            server = _Server(found, config, transport, on_failure, say)
+            server = _Server(found, config, transport, on_failure, say, note)
             result, assembly = _run(server, folder, callbacks, resumed)
         return _ended(server, folder, result, assembly)
 
@@ -109,7 +115,10 @@ def refuse_another(folder: Path, experiment: Experiment) -> None:
         ours = common(read_json(Path(aside) / CONFIG, "run"))
     part = difference(common(read_json(folder / CONFIG, "run")), ours)
     if part is not None:
-        raise InputError(f"out: {str(folder)!r} holds a run with another {part}; give a new or empty folder")
+        raise InputError(
+            f"out: {str(folder)!r} holds a run with another {part}; give a new or empty folder, or remove or rename "
+            "this one"
+        )
 
 
 @contextlib.contextmanager
@@ -124,7 +133,7 @@ def _discarded(folder: Path) -> Iterator[None]:
                 logs = {path: path.read_bytes() for path in folder.glob("sites/*/site.log")}
                 raise
     except InputError as error:
-        said = {path: content for path, content in logs.items() if content}
+        said = {path: content for path, content in logs.items() if reports_problem(content)}
         if not said or folder.exists():
             raise
         for path, content in said.items():
@@ -141,19 +150,21 @@ def _run(server: _Server, folder: Path, callbacks: Any, resumed: bool) -> tuple[
     """Makes sure of the sites, and runs."""
     outline, config = server.greet(), server.config
     before = config[FEDERATION].get("outline", outline)
-    if (None if outline is None else json.loads(json.dumps(outline.to_json()))) != before and resumed:
-        raise InputError("run: the sites, or how much data they have, are not what they were when it began")
+    if resumed:
+        server.check_unchanged(outline, before)
     assembly = server.assembly(outline)
     if not resumed:
         server.say(assembly.clients.described())
         if said := shown_data(assembly.clients.about):
             server.say(said)
-        federation = config[FEDERATION] | {"outline": None if outline is None else outline.to_json()}
+        described = {"outline": None if outline is None else outline.to_json(), "facts": server.digests}
+        federation = config[FEDERATION] | described
         shown = {"main_metric": assembly.main_metric, "falling": assembly.falling, "versions": versions()}
         shown["data"] = assembly.clients.stated()
         write_text(folder / CONFIG, json.dumps(config | shown | {FEDERATION: federation}, indent=1))
     try:
-        return go(server.experiment, assembly, folder, callbacks, resumed, server.engine(assembly, outline)), assembly
+        engine = server.engine(assembly, outline)
+        return go(server.experiment, assembly, folder, callbacks, server.note, resumed, engine), assembly
     except ClientsFailed as error:
         if error.missing:
             Table(error.missing).to_csv(folder / MISSING)
@@ -183,13 +194,16 @@ class _Server:
         transport: Transport,
         on_failure: OnFailure | None,
         say: Say,
+        note: Note,
     ):
         self.experiment = experiment
         self.config = config
         self.transport = transport
         self.on_failure = on_failure or OnFailure()
         self.say = say
+        self.note = note
         self.run = str(config[FEDERATION]["run"])
+        self.digests: dict[str, str] = {}  # of what each site says of its data
         self._clients: list[list[int]] = []  # of every site, which clients are there
         self._wire = Wire()
 
@@ -259,7 +273,37 @@ class _Server:
         if not isinstance(parse(self.experiment.options.partition), Natural):
             given = self.experiment.options.partition
             raise InputError(f"partition: {given} was given, and sites have data of their own; natural is needed")
+        self.digests = {name: checksum(json.dumps(said, sort_keys=True).encode()) for name, said in facts.items()}
         return Outline.of(facts)
+
+    def check_unchanged(self, outline: Outline | None, before: Mapping[str, Any] | None) -> None:
+        """Refuses to resume with other sites, or with other data at a site, than the run began with."""
+        if (outline is None) != (before is None):
+            had, have = ("no data", "have some") if before is None else ("data", "have none")
+            raise InputError(f"sites: they had {had} of their own when the run began, and {have} now")
+        if outline is None or before is None:
+            return
+        old = Outline.from_json(before)
+        if gone := sorted(set(old.names) - set(outline.names)):
+            raise InputError(f"site {gone[0]}: it took part when the run began, and is not there now; start it again")
+        if new := sorted(set(outline.names) - set(old.names)):
+            raise InputError(
+                f"site {new[0]}: it did not take part when the run began; leave it out, or begin a run in a new folder"
+            )
+        digests = self.config[FEDERATION].get("facts") or {}
+        for name, now in self.digests.items():
+            then, size = (_sizes(each, name) for each in (old, outline))
+            if then != size or digests.get(name, now) != now:
+                counts = f"{size}, as then, but other values or labels" if then == size else f"{size}, and then {then}"
+                raise InputError(
+                    f"site {name}: its data is not what it was when the run began: it has {counts}; give the site the "
+                    "data that it had, or begin a run in a new folder"
+                )
+        if json.loads(json.dumps(outline.to_json())) != before:  # of a folder without digests of each site
+            raise InputError(
+                "sites: the data of one is not what it was when the run began; give each site the data that it had, or "
+                "begin a run in a new folder"
+            )
 
     def assembly(self, outline: Outline | None) -> Assembly:
         """The task as the server has it: where sites have data of their own, without any, and what is measured is
@@ -283,11 +327,16 @@ class _Server:
             at = [self.transport.sites.index(name) for name in outline.names]
         self._clients = [[client for client in range(population) if at[client] == site] for site in range(sites)]
 
+        named = [value for value in vars(self.experiment.task).values() if isinstance(value, str)]
+
         def join(prepared: PreparedRun, which: Sequence[int]) -> None:
-            said = {"asked": JOIN, "run": self.run, "outline": None if outline is None else outline.to_json()}
+            said: dict[str, Any] = {"asked": JOIN, "run": self.run}
             said["rates"] = MEASURED_FIRST if isinstance(prepared.inputs.method, Curvature) else prepared.rates
             ours = agreement(prepared, assembly.client_metrics)
-            for site, answer in self._ask({site: said | {"clients": self._clients[site]} for site in which}).items():
+            names = list(self.transport.sites)
+            seen = lambda site: None if outline is None else outline.seen_by(names[site], named).to_json()
+            own = lambda site: {"outline": seen(site), "clients": self._clients[site]}
+            for site, answer in self._ask({site: said | own(site) for site in which}).items():
                 name, theirs = self.transport.sites[site], answer.get("agreement")
                 if not isinstance(theirs, dict) or (part := difference(theirs, ours)) is not None:
                     part = part if isinstance(theirs, dict) else "run"
@@ -296,7 +345,7 @@ class _Server:
                     self.say(f"site {name}: its {', '.join(parts)} cannot be compared with the server's")
 
         seats = tuple(Seat(site, client) for client, site in enumerate(at))
-        return Remote(self.transport, seats, tuple(assembly.clients.names), self.run, join, self.on_failure, self.say)
+        return Remote(self.transport, seats, tuple(assembly.clients.names), self.run, join, self.on_failure, self.note)
 
     def part(self, result: Result) -> None:
         """Tells all sites how the run ended; who does not hear it has everything still."""
@@ -307,6 +356,12 @@ class _Server:
             self._ask({site: said | {"final": final} for site, final in enumerate(finals)})
         except (ClientsFailed, InputError) as error:
             self.say(f"not every site heard that the run has ended: {error}")
+
+
+def _sizes(outline: Outline, name: str) -> str:
+    """How many examples a site has, in words."""
+    place = outline.names.index(name)
+    return f"{outline.train[place]} training and {outline.test[place]} test examples"
 
 
 def _measurable(assembly: Assembly) -> Assembly:

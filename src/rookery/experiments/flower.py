@@ -29,6 +29,7 @@ from rookery.experiments.site import Site
 from rookery.files import slug, write_folder, write_text
 from rookery.own_code import short_name
 from rookery.runs.compiled import keep_compiled
+from rookery.runs.events import EVENTS, following, printing
 from rookery.runs.result import Result
 from rookery.version import __version__
 
@@ -89,9 +90,13 @@ Sites: {names}. Everybody installs `pip install "rookery[flower]=={version}"` (f
   certificates, in the place of --insecure: `--ssl-ca-certfile ca.pem --ssl-certfile server.pem --ssl-keyfile server.key
   --enable-supernode-auth`, and for every site `flwr supernode register SITE.pub here --name SITE`.
 - A site: `flower-supernode --insecure --superlink HOST:9091 --node-config 'name="SITE" data="csv:/data/ours.csv"
-  state="/var/rookery"'`; with certificates: `--root-certificates ca.pem --auth-supernode-private-key SITE`.
+  state="/var/rookery"'`; with certificates: `--root-certificates ca.pem --auth-supernode-private-key SITE`. Each
+  further site on the same machine needs its own port as well: `--port 9095` (9094 is the first one's).
 - Whoever leads: `flwr run . here --stream -c 'out="/abs/results"'`, where $FLWR_HOME/config.toml has
   `[superlink.here]` with `address = "HOST:9091"` and `insecure = true`, or `root-certificates = "/abs/ca.pem"`.
+  **`flwr run` exits with status 0 even if a site is missing or the run fails.** Run `rookery resume /abs/results` on
+  the server afterwards: it shows the result of a run that has ended, and exits with status 2 otherwise. `events.jsonl`
+  in that folder names the sites that did not reply.
 - On one machine, as a simulation: `flower-superlink --insecure --simulation --disable-runtime-dependency-installation`,
   then `flwr run . here --stream --federation-config "num-supernodes={number}"`.
 
@@ -247,7 +252,8 @@ def federate(
                 said = " ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
                 start(name, ["flower-supernode", *how, "--superlink", link, *listen(port), "--node-config", said])
             say(f"a SuperLink and {len(sources)} SuperNodes; an exchange takes seconds, which are Flower's own")
-            call("run", str(work / "app"), "here", "--stream", "-c", f"out={json.dumps(str(out / 'server'))}")
+            with following(out / "server" / EVENTS, printing(say)):
+                call("run", str(work / "app"), "here", "--stream", "-c", f"out={json.dumps(str(out / 'server'))}")
         return _ended(out, work / "run.log")
 
 

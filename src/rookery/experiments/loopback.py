@@ -15,6 +15,7 @@ from rookery.experiments.experiment import CONFIG, Callback, Experiment, read_co
 from rookery.experiments.federation import FEDERATION, Say, Sources, serve
 from rookery.experiments.site import site_program
 from rookery.files import refuse_used, slug, undamaged
+from rookery.runs.events import Watch
 from rookery.runs.result import Result
 from rookery.tasks.base import table_of
 
@@ -47,6 +48,7 @@ def federate(
     on_failure: OnFailure | None = None,
     callbacks: Callable[[Path], Iterable[Callback]] | None = None,
     say: Say = lambda text: None,
+    watch: Watch = lambda event: None,
 ) -> Result:
     """Runs an experiment with a process for every site, into a folder, or goes on with one; sites end with it.
 
@@ -68,7 +70,7 @@ def federate(
         sites, policy = dict(sources), on_failure or OnFailure()
     told = {"transport": "loopback", "sites": sites, "on_failure": vars(policy)}
     with contextlib.closing(Processes(programs(folder, sites))) as transport:
-        return serve(folder, transport, experiment, policy, told, callbacks, say)
+        return serve(folder, transport, experiment, policy, told, callbacks, say, watch)
 
 
 def programs(folder: Path, sources: Sources) -> dict[str, Program]:

@@ -36,6 +36,7 @@ from rookery.federation.wire import Wire
 from rookery.files import read_json, slug, write_text
 from rookery.own_code import short_name
 from rookery.runs.compiled import keep_compiled
+from rookery.runs.events import EVENTS, following, printing
 from rookery.runs.result import Result
 from rookery.version import __version__
 
@@ -82,7 +83,9 @@ def write_job(experiment: Experiment, folder: Path, sources: Sources, on_failure
         sys.path.insert(0, str(code))
         try:
             server, client = (importlib.import_module(name) for name in (SERVER, CLIENT))
-            recipe = CollabRecipe(job_name=JOB, server=server, client=client, min_clients=len(sources))
+            recipe = CollabRecipe(
+                job_name=JOB, server=server, client=client, min_clients=needed_clients(len(sources), on_failure)
+            )
             recipe.add_server_file(str(files))
             recipe.add_client_file(str(files))
             recipe.export(str(folder))
@@ -91,6 +94,12 @@ def write_job(experiment: Experiment, folder: Path, sources: Sources, on_failure
             for name in (SERVER, CLIENT):
                 sys.modules.pop(name, None)
     write_text(folder / "project.yml", json.dumps(project(list(sources), "localhost", 8002), indent=1))
+
+
+def needed_clients(sites: int, on_failure: OnFailure) -> int:
+    """How many sites FLARE's job needs: with fewer FLARE ends it. (FLARE 2.9 also ends a job whose process at a site
+    dies while the site's client runs on.)"""
+    return min(sites, on_failure.minimum) if on_failure.policy == "drop" else sites
 
 
 README = """# A federation on NVIDIA FLARE, made by `rookery export`
@@ -107,8 +116,11 @@ project.yml what is provisioned (its server is called localhost: put its real na
   - server and sites: `startup/start.sh`
   - whoever leads: `nvflare job submit -j job --startup-kit workspace/rookery/prod_00/admin@federation.org`
 
-The results are in the server's kit under rookery/runs/{run}. The same job, submitted again, goes on with a run that was
-stopped; to begin another, export again.
+All sites must be connected when the job starts. The job needs {needed} of {number} sites: with fewer FLARE ends it.
+FLARE also ends it when its job process of a site dies while the site's client runs on, under every policy, `drop` too.
+
+The results are in the server's kit under rookery/runs/{run}, and events.jsonl there names sites that do not reply. The
+same job, submitted again, resumes a run that was stopped; to begin another, export again.
 """
 
 
@@ -117,6 +129,7 @@ def export(experiment: Experiment, folder: Path, sources: Sources, on_failure: O
     run = new_name(f"{Path(experiment.task_name).stem}-{short_name(experiment.method_name)}")
     write_job(experiment, folder, sources, on_failure, run)
     said = {"names": ", ".join(sources), "commas": ",".join(sources), "number": len(sources), "run": run}
+    said["needed"] = needed_clients(len(sources), on_failure)
     write_text(folder / "README.md", README.format(version=__version__, **said))
 
 
@@ -260,9 +273,11 @@ def running(work: Path, sources: Sources, say: Say = lambda text: None) -> Itera
 
         def submit(job: Path, out: Path) -> Result:
             number = session.submit_job(str(job))
-            session.monitor_job(number, timeout=0.0, poll_interval=0.5)
-            told = read_json(next(job.rglob(CONFIG)), "job")[FEDERATION]
-            return _ended(kits / "localhost" / "rookery" / "runs", slug(told["run"]), work, out)
+            run = slug(read_json(next(job.rglob(CONFIG)), "job")[FEDERATION]["run"])
+            runs = kits / "localhost" / "rookery" / "runs"
+            with following(runs / run / EVENTS, printing(say)):
+                session.monitor_job(number, timeout=0.0, poll_interval=0.5)
+            return _ended(runs, run, work, out)
 
         yield submit
 

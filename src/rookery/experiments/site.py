@@ -40,6 +40,7 @@ from rookery.files import fill_folder, read_json, slug, write_text
 from rookery.runs.compiled import keep_compiled
 from rookery.runs.fingerprint import difference
 from rookery.runs.folder import versions
+from rookery.runs.interrupts import interrupted_status, listening
 from rookery.runs.measured import awaited_rates, measuring_run, with_measured
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import describe
@@ -60,6 +61,14 @@ def assembled(experiment: Experiment, outline: Outline | None, own: Mapping[str,
         return experiment.assemble()
 
 
+INFO = "info:"  # marks the lines of a site's log that report no problem
+
+
+def reports_problem(log: bytes) -> bool:
+    """Whether a site's log has lines besides those that say that all is well."""
+    return any(f" {INFO} ".encode() not in line for line in log.splitlines() if line.strip())
+
+
 class Site:
     """A site that answers messages.
 
@@ -78,6 +87,7 @@ class Site:
         self._holding: Holding | None = None
         self._workers: dict[int, Worker] = {}
         self._run: str | None = None  # the run that it is part of
+        self._replies = self._bytes = 0  # replies to clients' messages since this process began, and their bytes
         self._wire = Wire()
 
     def receive(self, message: bytes) -> bytes:
@@ -100,6 +110,10 @@ class Site:
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    def _log(self, text: str) -> None:
+        """Logs something that went as it should; it stays at the site."""
+        self._say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {INFO} {self.name}: {text}")
+
     def _answered(self, message: bytes) -> bytes:
         opened = self._wire.open(message)
         asked, header = opened.header.get("asked"), opened.header
@@ -110,7 +124,9 @@ class Site:
         self._check_joined(header.get("run"))
         if asked == GOODBYE:
             return self._wire.encode((), self._goodbye(header))
-        return self._worker(opened).receive(message)
+        reply = self._worker(opened).receive(message)
+        self._replies, self._bytes = self._replies + 1, self._bytes + len(reply)
+        return reply
 
     # The handshake.
 
@@ -120,6 +136,12 @@ class Site:
             part = part if isinstance(theirs, dict) else "configuration"
             raise MessageError(f"site {self.name}: the server has another {part} than this site; give both the same")
         facts = None if self._data is None else self._own().facts()
+        had = (
+            "a share of the data that all have"
+            if facts is None
+            else f"{facts['train']} training and {facts['test']} test examples"
+        )
+        self._log(f"the server asked who this site is; it has {had}")
         has = {name: version for name, version in versions().items() if name in COMPARED}
         return {"name": self.name, "configuration": ours, "facts": facts, "versions": has}
 
@@ -139,6 +161,9 @@ class Site:
         """Makes the run ready, keeps what it was told, and says what it makes of the configuration."""
         prepared, function = self._made_ready(header)
         write_text(self.folder / "records" / slug(str(self._run)) / JOINED, json.dumps(dict(header)))
+        options = self.experiment.options
+        what = f"{self.experiment.task_name} with {self.experiment.method_name}, {options.rounds} rounds"
+        self._log(f"joined run {self._run}: {what}; clients here: {', '.join(map(str, self._workers))}")
         return {"agreement": agreement(prepared, function)}
 
     def _made_ready(self, header: Mapping[str, Any]) -> tuple[PreparedRun, ClientMetrics | None]:
@@ -199,7 +224,10 @@ class Site:
         if not path.is_file():
             write_text(path, json.dumps({"data": total.hexdigest()}))
         elif read_json(path, "site").get("data") != total.hexdigest():
-            raise MessageError(f"site {self.name}: its data is not what it was when the run began")
+            raise MessageError(
+                f"site {self.name}: its data is not what it was when the run began; give it the data that it had, or "
+                "begin a run in a new folder"
+            )
 
     def _check_joined(self, run: Any) -> None:
         """Makes sure that it is part of a run: a process that was started again reads what it had been told."""
@@ -230,6 +258,8 @@ class Site:
                 own = self.folder / f"own-{i}.safetensors"
                 write = lambda aside, own=own, arrays=arrays: safetensors.save_file(arrays, aside / own.name)
                 fill_folder(self.folder, write, last=own.name)
+                self._log(f"the own variables of client {i} are in {own.name}")
+        self._log(f"run {self._run} has ended; this process sent {self._replies} replies, {self._bytes} bytes")
         return {"name": self.name}
 
 
@@ -273,9 +303,13 @@ def main() -> int:
     told = read_json(folder / SITE, "site")
     keep_compiled()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with _replies() as replies:
-        site = Site(Path(told["configuration"]), folder, told["name"], told.get("data"))
-        serve(site.receive, sys.stdin.buffer, replies)
+    try:
+        with listening(), _replies() as replies:
+            site = Site(Path(told["configuration"]), folder, told["name"], told.get("data"))
+            serve(site.receive, sys.stdin.buffer, replies)
+    except KeyboardInterrupt:  # every reply that was sent is on disk already
+        print(f"interrupted; the records of this site's clients are in {folder}", file=sys.stderr, flush=True)
+        return interrupted_status()
     return 0
 
 

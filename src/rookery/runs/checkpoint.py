@@ -22,6 +22,7 @@ import jax
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
+from rookery.engines.messaging import ignore
 from rookery.errors import AdviceWarning, InputError, StorageError
 from rookery.federation.steps import check_count, is_count
 from rookery.files import (
@@ -68,8 +69,15 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
-class Continued(Checkpoints):
-    """The checkpoints of a run that goes on from the newest of them; `begin` is told the history it has by then."""
+class Recorded(Checkpoints):
+    """Checkpoints of a run with a folder; `note` is called with the kind and the facts of each as an event."""
+
+    note: Callable[..., Any] = ignore
+
+
+@dataclass(frozen=True)
+class Continued(Recorded):
+    """The checkpoints of a run that resumes from the newest of them; `begin` is called with its history."""
 
     begin: Callable[[Table], Any] = lambda history: None
 
@@ -163,6 +171,7 @@ class Saver:
         self.keep = plan.keep
         self.rounds, self.seconds = read_interval(plan.every)
         self.fingerprint = dict(fingerprint)
+        self.note = plan.note if isinstance(plan, Recorded) else ignore
         self.saved = time.monotonic()
         self.last: int | None = None  # the round of the newest one that is whole
         # What it has of records that are in a file; None: it is of a run that had them in memory.
@@ -234,6 +243,7 @@ class Saver:
         if state.store is not None:
             state.store.changed[:] = False
         self._remove_older()
+        self.note("checkpoint", round=state.round, status=status)
 
     def _remove_older(self) -> None:
         """Removes what nobody needs any more; what cannot be removed now, the next one removes."""

@@ -31,15 +31,23 @@ HISTORY, SEQUENCES, STATE, RESULT = "history.csv", "sequences.safetensors", "sta
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a run stopped being finite: the first round that left something non-finite, and what."""
+    """Where a run stopped being finite: the first round that left something non-finite, and what.
+
+    Args:
+      round: First round after which something was not finite.
+      sequences: Names of what was not finite.
+      clients: Names of the remote clients whose replies in that round were not finite.
+    """
 
     round: int
     sequences: tuple[str, ...]
+    clients: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        whose = f"; the replies of {', '.join(self.clients)} were not finite" if self.clients else ""
         return (
             f"{' and '.join(self.sequences)} not finite after round {self.round}; "
-            f"the state after round {self.round - 1} is kept"
+            f"the state after round {self.round - 1} is kept{whose}"
         )
 
 
@@ -218,7 +226,7 @@ class Result:
             "status": self.status,
             "divergence": None
             if self.divergence is None
-            else {"round": self.divergence.round, "sequences": list(self.divergence.sequences)},
+            else {name: value if name == "round" else list(value) for name, value in vars(self.divergence).items()},
             "compile_seconds": self.compile_seconds,
             "sequences": {name: describe(tree, name, arrays) for name, tree in self.sequences.items()},
             "local": list(self.local[0]) if self.local else [],
@@ -269,7 +277,9 @@ class Result:
             ledger=state.ledger.copy(),
             state=state,
             status=description["status"],
-            divergence=None if divergence is None else Divergence(divergence["round"], tuple(divergence["sequences"])),
+            divergence=None
+            if divergence is None
+            else Divergence(divergence["round"], tuple(divergence["sequences"]), tuple(divergence.get("clients", ()))),
             compile_seconds=description["compile_seconds"],
             clients=None if description.get("client_metrics") is None else Table(description["client_metrics"]),
             data=description.get("data", {}),

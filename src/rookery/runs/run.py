@@ -61,10 +61,12 @@ class Pace:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in the middle of a run; `result` holds what was done."""
+    """Ctrl-C or SIGTERM in the middle of a run, or of a sweep; `result` holds what was done: a `Result`, or a sweep's
+    table."""
 
-    def __init__(self, result: Result):
-        super().__init__(f"interrupted after round {result.state.round}")
+    def __init__(self, result: Any):
+        where = f"round {result.state.round}" if isinstance(result, Result) else f"{len(result.rows)} runs of a sweep"
+        super().__init__(f"interrupted after {where}")
         self.result = result
 
 
@@ -334,7 +336,7 @@ class _Loop:
         self.round += done.rounds
         heed_together()
         self.pace.took(rounds, took)
-        return Divergence(self.round + 1, done.broken) if done.broken else None
+        return Divergence(self.round + 1, done.broken, done.clients) if done.broken else None
 
     def take_up(self, every: int, end: int) -> bool:
         """Where a run begins or goes on: evaluates where that is due and not done; says whether a target is there."""

@@ -29,13 +29,14 @@ from rookery.federation.server import PerSequence, ServerOptimiser
 from rookery.metric import Metrics, split, together
 from rookery.problems.base import Problem
 from rookery.problems.penalty import check_penalty
-from rookery.runs.interrupts import heed, listening, wait_for_turn
+from rookery.runs.interrupts import answered, heed, listening, wait_for_turn
 from rookery.runs.measured import awaited_rates, measured_run
 from rookery.runs.own_metrics import OwnMetrics
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.result import Divergence, Result
 from rookery.runs.retracing import code_of, current_code
 from rookery.runs.run import (
+    Interrupted,
     Pace,
     check_arguments,
     check_metrics,
@@ -97,7 +98,8 @@ def sweep(
       client_metrics: as `rk.run` takes them; the history has their summary, and there is no table of clients.
 
     The other arguments are those of `rk.run`, and each row is what `rk.run` gives for it. A run that diverges is a
-    row with status "diverged".
+    row with status "diverged". Ctrl-C or SIGTERM raises `rk.Interrupted`, whose `result` is the table of the runs that
+    have ended and of those under way, with status "interrupted"; runs that have not begun are missing in it.
 
     Returns:
       A table with one row per grid point; its `results` are the whole results in the same order.
@@ -165,9 +167,23 @@ def sweep(
             program = compiled.program(prepared[group[0]])
             begun = [ledgers[i] for i in group]
             lanes = _Lanes(program, place, [prepared[i] for i in group], begun, each, stop)
-            for i, result in zip(group, lanes.run(rounds, every)):
-                results[i] = result
+            try:
+                found = lanes.run(rounds, every)
+            except KeyboardInterrupt:
+                answered()
+                results = _with(results, group, lanes.interrupted(rounds))
+                done = [i for i, result in enumerate(results) if result is not None]
+                if not done:
+                    raise
+                raise Interrupted(_table([points[i] for i in done], [results[i] for i in done])) from None
+            results = _with(results, group, found)
     return _table(points, results)
+
+
+def _with(results: list[Result | None], group: list[int], found: list[Result]) -> list[Result | None]:
+    """Results with those of a group in their places, as a new list."""
+    own = dict(zip(group, found))
+    return [own.get(i, result) for i, result in enumerate(results)]
 
 
 def _find_place(engine: Any) -> tuple[Local, Place]:
@@ -297,20 +313,35 @@ class _Lanes:
         self.status = ["done"] * len(prepared)
         self.divergence: list[Divergence | None] = [None] * len(prepared)
         self.rounds = np.zeros(len(prepared), np.int32)
-        self.seconds = 0.0
+        self.seconds = self.compile_seconds = 0.0
         self.pace = Pace()
 
     def run(self, rounds: int, every: int) -> list[Result]:
         begun = time.perf_counter()
         self.advance(0)
-        compile_seconds, self.seconds = time.perf_counter() - begun, 0.0
+        self.compile_seconds, self.seconds = time.perf_counter() - begun, 0.0
         self.record(rounds)
         for done in range(0, rounds, every):
             self.advance_in_parts(min(every, rounds - done))
             self.record(rounds)
+        return self.results()
+
+    def interrupted(self, rounds: int) -> list[Result]:
+        """The results so far, each with a row for where it stands; none before the first round."""
+        if not self.rounds.any():
+            return []
+        self.record(rounds)
+        self.status = [
+            "interrupted" if status == "done" and done < rounds else status
+            for status, done in zip(self.status, self.rounds)
+        ]
+        return self.results()
+
+    def results(self) -> list[Result]:
+        """What every lane has come to."""
         carries = (self.place.lane(self.carry, i) for i in range(len(self.prepared)))
         return [
-            make_result(each, carry, ledger, history, self.seconds, status, divergence, compile_seconds)
+            make_result(each, carry, ledger, history, self.seconds, status, divergence, self.compile_seconds)
             for each, carry, ledger, history, status, divergence in zip(
                 self.prepared, carries, self.ledgers, self.histories, self.status, self.divergence
             )
@@ -341,11 +372,12 @@ class _Lanes:
                 self.divergence[i] = Divergence(int(self.rounds[i] + done[i]), broken)
             done = done - ~finite
             carry, cost, _, _ = self.call(before, done)
-        self.carry = carry
-        self.rounds += done
-        for i, ledger in enumerate(self.ledgers):
+        ledgers = [ledger.copy() for ledger in self.ledgers]
+        for i, ledger in enumerate(ledgers):
             ledger.add(row(cost, i))
-        self.seconds += time.perf_counter() - begun
+        seconds = self.seconds + time.perf_counter() - begun
+        # All at once: an interrupt may come between two assignments.
+        vars(self).update(carry=carry, rounds=self.rounds + done, ledgers=ledgers, seconds=seconds)
 
     def call(self, carry: Any, rounds: np.ndarray) -> tuple:
         """Some rounds of every lane: all carries, and of each lane what it cost, its rounds, whether it is finite."""

@@ -138,8 +138,9 @@ def from_torch(module: Any, shape: tuple[int, ...]) -> TorchNetwork:
     """A PyTorch module, whose forward takes a batch: it runs as JAX, through torchax.
 
     Layers are named as in its state_dict: `params["features.0"]["weight"]`. What is no parameter, and parameters that
-    need no gradient, stay as they are. Refused is what clients cannot share or draws: running statistics (BatchNorm),
-    dropout, lazy layers.
+    need no gradient, stay as they are. Layers that draw at random, or that use statistics of a batch (dropout,
+    BatchNorm), are refused unless they are in evaluation mode (`module.eval()`): there dropout does nothing, and
+    BatchNorm uses its running statistics, which stay as they are. Lazy layers are refused.
 
     Args:
       module: a module, which then starts from the numbers it holds, or a function without arguments that makes one,
@@ -237,6 +238,9 @@ class TorchNetwork:
         return copied.state_dict()
 
     def __call__(self, params: Any, image: jax.Array) -> jax.Array:
+        import torch
+
+        _check_torch(torch, self.module)  # its mode may have changed since
         states, function = self._program
         image = jnp.asarray(image).reshape(self.shape)
         image = jnp.transpose(image, (2, 0, 1)) if len(self.shape) == 3 else image
@@ -278,20 +282,20 @@ def _check_torch(torch: Any, module: Any) -> None:
     """Refuses layers whose forward is no function of parameters and input."""
     for name, layer in module.named_modules():
         where = f"its layer {name!r} ({type(layer).__name__})" if name else f"it ({type(layer).__name__})"
-        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm | torch.nn.modules.instancenorm._InstanceNorm):
-            if getattr(layer, "track_running_stats", False):
-                raise InputError(
-                    f"module: {where} keeps running statistics, which are no parameters; GroupNorm and LayerNorm keep "
-                    "none"
-                )
-            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
-                raise InputError(f"module: {where} mixes the examples of a batch; GroupNorm and LayerNorm do not")
-        if isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise InputError(f"module: {where} draws at random; p=0, or no dropout, is needed")
+        norm, trains = torch.nn.modules.batchnorm._NormBase, layer.training
+        if isinstance(layer, norm) and layer.track_running_stats and trains:
+            raise InputError(
+                f"module: {where} keeps running statistics, which are no parameters; call module.eval() to use those "
+                "that it has, or use GroupNorm or LayerNorm, which keep none"
+            )
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.running_mean is None:
+            raise InputError(f"module: {where} mixes the examples of a batch; GroupNorm and LayerNorm do not")
+        if isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0 and trains:
+            raise InputError(f"module: {where} draws at random; p=0, module.eval() or no dropout is needed")
         if isinstance(layer, torch.nn.modules.lazy.LazyModuleMixin):
             raise InputError(f"module: {where} has no shape yet; call the module once on a batch first")
-        if isinstance(layer, torch.nn.RNNBase) and layer.dropout > 0:
-            raise InputError(f"module: {where} draws at random; dropout=0 is needed")
+        if isinstance(layer, torch.nn.RNNBase) and layer.dropout > 0 and trains:
+            raise InputError(f"module: {where} draws at random; dropout=0 or module.eval() is needed")
     if not any(value.requires_grad for value in module.parameters()):
         raise InputError("module: it holds no parameter that needs a gradient; a module with parameters is needed")
 
