@@ -37,6 +37,8 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray on the loopback device alone
+    "FLWR_INTERNAL_GRPC_CONTROL_API": "0",  # older forms of its APIs, which listen on all addresses
+    "FLWR_INTERNAL_GRPC_FLEET_API": "0",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
 }
 APP = "rookery_app"
@@ -85,15 +87,21 @@ README = """# A federation on Flower, made by `rookery export`
 Sites: {names}. Everybody installs `pip install "rookery[flower]=={version}"` (for a simulation also
 `pip install "flwr[simulation]"`), and sets FLWR_TELEMETRY_ENABLED=0. This folder is the app.
 
-- The server: `flower-superlink --insecure --disable-runtime-dependency-installation --host HOST --port 9091`; with
+- The server: `flower-superlink --insecure --disable-runtime-dependency-installation --host 127.0.0.1 --port 9090`; with
   certificates, in the place of --insecure: `--ssl-ca-certfile ca.pem --ssl-certfile server.pem --ssl-keyfile server.key
-  --enable-supernode-auth`, and for every site `flwr supernode register SITE.pub here --name SITE`.
+  --enable-supernode-auth`, and for every site `flwr supernode register SITE.pub here --name SITE`. The server's
+  certificate names HOST, localhost and 127.0.0.1. **Leave the SuperLink on 127.0.0.1**: whoever reaches its port runs
+  code on the server and at every site, also where SuperNodes have keys (Flower 1.41).
+- Beside it, the gate that sites reach: `python -m rookery.experiments.gate --host HOST --port 9091 --to 9090`; with
+  certificates also `--certificate server.pem --key server.key --authority ca.pem`. It passes on what SuperNodes say,
+  and refuses everything else.
 - A site: `flower-supernode --insecure --superlink HOST:9091 --node-config 'name="SITE" data="csv:/data/ours.csv"
   state="/var/rookery"'`; with certificates: `--root-certificates ca.pem --auth-supernode-private-key SITE`.
-- Whoever leads: `flwr run . here --stream -c 'out="/abs/results"'`, where $FLWR_HOME/config.toml has
-  `[superlink.here]` with `address = "HOST:9091"` and `insecure = true`, or `root-certificates = "/abs/ca.pem"`.
-- On one machine, as a simulation: `flower-superlink --insecure --simulation --disable-runtime-dependency-installation`,
-  then `flwr run . here --stream --federation-config "num-supernodes={number}"`.
+- Whoever leads, on the server's machine: `flwr run . here --stream -c 'out="/abs/results"'`, where
+  $FLWR_HOME/config.toml has `[superlink.here]` with `address = "127.0.0.1:9090"` and `insecure = true`, or
+  `root-certificates = "/abs/ca.pem"`.
+- On one machine, as a simulation: `flower-superlink --insecure --simulation --disable-runtime-dependency-installation
+  --host 127.0.0.1 --port 9090`, then `flwr run . here --stream --federation-config "num-supernodes={number}"`.
 
 An exchange takes seconds, whatever is in it. The results are in the folder that `out` names, on the server. The same
 again, with the same folder, goes on with a run that was stopped.
@@ -222,10 +230,7 @@ def federate(
         start = lambda name, command: stack.enter_context(Started(command, work / f"{slug(name)}.log", around(name)))
         link = f"127.0.0.1:{ports[0]}"
         listen = lambda port: ["--host", "127.0.0.1", "--port", str(port)]
-        certified = ["--ssl-ca-certfile", keys / "ca.pem", "--ssl-certfile", keys / "server.pem"]
-        certified += ["--ssl-keyfile", keys / "server.key", "--enable-supernode-auth"]
-        how = list(map(str, certified)) if secure else ["--insecure"]
-        start("link", ["flower-superlink", *how, "--disable-runtime-dependency-installation", *listen(ports[0])])
+        start("link", superlink(ports[0], keys if secure else None))
         trusted = f'root-certificates = "{keys / "ca.pem"}"' if secure else "insecure = true"
         write_text(work / "link" / "config.toml", f'[superlink.here]\naddress = "{link}"\n{trusted}\n')
         there = lambda: socket.create_connection(("127.0.0.1", ports[0]), 5.0).close()
@@ -249,6 +254,25 @@ def federate(
             say(f"a SuperLink and {len(sources)} SuperNodes; an exchange takes seconds, which are Flower's own")
             call("run", str(work / "app"), "here", "--stream", "-c", f"out={json.dumps(str(out / 'server'))}")
         return _ended(out, work / "run.log")
+
+
+def superlink(port: int, keys: Path | None = None) -> list[str]:
+    """The command of a SuperLink that listens on this machine's loopback device alone.
+
+    One port of Flower 1.41 serves the Fleet API, for SuperNodes, and the Control API, which runs the code of anybody
+    who reaches it. SuperNode authentication does not protect the Control API. `rookery.experiments.gate` therefore
+    stands between the SuperLink and other machines.
+
+    Args:
+      port: Port to listen on.
+      keys: Folder that `write_keys` made; None: without certificates.
+    """
+    command = ["flower-superlink", "--disable-runtime-dependency-installation", "--host", "127.0.0.1"]
+    command += ["--port", str(port)]
+    if keys is None:
+        return [*command, "--insecure"]
+    command += ["--ssl-ca-certfile", str(keys / "ca.pem"), "--ssl-certfile", str(keys / "server.pem")]
+    return [*command, "--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"]
 
 
 def write_keys(folder: Path, names: Sequence[str]) -> None:
