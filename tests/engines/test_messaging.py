@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import rookery as rk
 from rookery.engines import messaging
 from rookery.engines.eager import EagerSession
 from rookery.engines.messaging import ClientsFailed, MessageCohort, OnFailure
+from rookery.engines.replies import AHEAD
 from rookery.engines.transport import Outcome, Request, Transport
 from rookery.engines.versions import Attempt, Versions
 from rookery.errors import MessageError
@@ -538,7 +540,7 @@ def test_a_server_whose_clock_ran_back_takes_another_name():
     class Ahead(Engine):
         def open(self, prepared, ledger):
             session = super().open(prepared, ledger)
-            future = Attempt(5, 0, "99999999999999999990-before")
+            future = Attempt(5, 0, f"{time.time_ns() + AHEAD // 10:020d}-0123abcd")
             for worker in session.workers:
                 worker._attempt = future
             return session

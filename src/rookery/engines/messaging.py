@@ -7,6 +7,7 @@ of clients, so sums do not depend on who was first. Whose message fails is dealt
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import uuid
@@ -23,10 +24,11 @@ import numpy as np
 
 from rookery.data.batches import Shard
 from rookery.engines.base import OF_CLIENTS, Advance, Carry, PreparedRun, ServerInputs, broken, non_finite
+from rookery.engines.replies import DIGITS, check_said, refusal_of
 from rookery.engines.transport import Outcome, Request, Seat, Transport
 from rookery.engines.versions import Attempt
-from rookery.engines.worker import JOIN, MEASURE, NEED, NEWER, PHASE, REFUSED, Refused, compiled_answer
-from rookery.errors import InputError, MessageError
+from rookery.engines.worker import JOIN, MEASURE, NEWER, PHASE, REFUSED, compiled_answer
+from rookery.errors import InputError, MessageError, cleaned
 from rookery.federation.channels import map_vectors, pack_vector
 from rookery.federation.client import Call, Record, received
 from rookery.federation.cohort import Cohort
@@ -42,9 +44,7 @@ from rookery.vectors import Vector, row, zeros
 
 POLICIES = ("wait", "drop", "abort")
 PAUSE, LONGEST = 0.05, 10.0  # seconds before who did not answer is asked again, where there is no deadline
-DIGITS = 20  # of the time in the name of a server process
-NAMES = 3  # how often a process takes another name at most
-SENTENCE = 500  # characters of what a client says that are shown at most
+NAMES = 3  # how often a process takes another name at most because of one client
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class MessageSession(ABC):
         self._shapes = shapes
         self._given_up = 0  # attempts of this process that did not count
         self._tried = 0  # how often the round of now was undone
-        self._names_taken = 0
+        self._names_taken: dict[int, int] = {}  # by client, how many other names this process took because of it
         self._expected: dict[Any, Any] = {}  # what a phase answers, by what it is asked
         self._along: Question | None = None  # what is to go along with the messages that are sent next
         self._ahead: dict[Any, bytes] = {}  # what was answered to messages that went along with others
@@ -365,7 +365,7 @@ class MessageSession(ABC):
         found, failures, needs = {}, {}, {}
         for place, client in enumerate(asked):
             if place not in outcome.replies:
-                failures[client] = outcome.failures.get(place, "nothing came back")
+                failures[client] = cleaned(outcome.failures.get(place, "nothing came back"))
                 continue
             data = outcome.replies[place]
             try:
@@ -374,10 +374,11 @@ class MessageSession(ABC):
                 failures[client] = str(error)
                 if (need := getattr(error, "need", None)) is not None:
                     needs[client] = need
-        newer = [need for need in needs.values() if re.fullmatch(NEWER, need)]
-        if newer and self._names_taken < NAMES:
+        later = {i: need for i, need in needs.items() if re.fullmatch(NEWER, need) and need > self._session}
+        if later := {i: need for i, need in later.items() if self._names_taken.get(i, 0) < NAMES}:
             # A server process of which no checkpoint tells was asking before this one, by a clock that ran ahead.
-            self._session, self._names_taken = _later_than(newer), self._names_taken + 1
+            self._session = _later_than(later.values())
+            self._names_taken |= {client: self._names_taken.get(client, 0) + 1 for client in later}
             raise _Renamed
         return found, failures, needs
 
@@ -419,15 +420,16 @@ class MessageSession(ABC):
         """An answer that is as it must be."""
         opened = self.wire.open(data)
         if REFUSED in opened.header:
-            need = opened.header.get(NEED)
-            raise Refused(str(opened.header[REFUSED])[:SENTENCE], None if need is None else str(need))
+            raise refusal_of(opened.header)
         if any(opened.header.get(name) != value for name, value in {**question.echo, "client": client}.items()):
             raise MessageError("message: it answers another question")
         tree, header = self.wire.decode(opened, like=question.like)
         if question.counted:
-            _check_said(header)
+            check_said(header, (*self.config.problem.names, *OF_CLIENTS))
         if self.on_failure.policy == "drop" and broken(tree):
             raise MessageError("message: it has numbers that are not finite")
+        if self.on_failure.policy == "drop" and question.counted and header["broken"]:
+            raise MessageError(f"message: the client's {header['broken'][0]} is not finite")
         return tree, header
 
     def expected(self, phase: str, update: bool, calls: Call, message: tuple) -> Any:
@@ -445,10 +447,10 @@ class MessageSession(ABC):
     def measured(self, names: list[str]) -> dict[str, np.ndarray]:
         """What every client measures on its own test examples, by metric: one exchange that is not counted. Of who does
         not answer, and the policy is to go on, NaN."""
-        try:
-            found = self._measured(names)
-        except _Renamed:
-            found = self._measured(names)
+        found = None
+        while found is None:
+            with contextlib.suppress(_Renamed):
+                found = self._measured(names)
         unknown, everybody = dict.fromkeys(names, np.nan), range(self.config.population)
         self.unmeasured = [client for client in everybody if client not in found]
         rows = [found[client][0] if client in found else unknown for client in everybody]
@@ -666,15 +668,6 @@ def _scaled(factors: jax.Array, slots: Mapping[int, int], answered: set[int]) ->
     every = sum(float(factors[slot]) for slot in slots.values())
     left = sum(float(factors[slot]) for client, slot in slots.items() if client in answered)
     return factors * (every / left) if left > 0 else factors
-
-
-def _check_said(header: Mapping[str, Any]) -> None:
-    """Refuses an answer that does not say how often each oracle was called, and what is not finite where it is."""
-    given, broken = header.get("oracles"), header.get("broken")
-    if not isinstance(given, dict) or not all(type(given.get(name)) is int and given[name] >= 0 for name in ORACLES):
-        raise MessageError("message: it does not say what the answer cost")
-    if not isinstance(broken, list) or not all(isinstance(name, str) for name in broken):
-        raise MessageError("message: it does not say what is not finite")
 
 
 _pack_vector = jax.jit(pack_vector, static_argnums=0)

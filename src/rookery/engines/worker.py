@@ -35,7 +35,7 @@ FACTS = {"weight", "probability", "times", "round", "first", "round_key", "excha
 PHASE, MEASURE = "phase", "measure"  # what a worker can be asked
 REFUSED, NEED = "refused", "need"  # how a header begins that says why there is no answer, and what would help
 WHOLE, JOIN = "whole", "join"  # what would: the message with nothing left out; to be told what it is part of
-AGAIN, NEWER = "again", r"\d{20}-\w*"  # to be asked again; a name that sorts after this one
+AGAIN, NEWER = "again", r"[0-9]{20}-[0-9a-f]{8}"  # to be asked again; a name that sorts after this one
 
 
 class Refused(MessageError):
