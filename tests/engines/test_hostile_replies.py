@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 from engines.test_messaging import Faulty, OnDisk, same, solved
 from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.engines.replies import AHEAD
-from rookery.engines.transport import Outcome
+from rookery.engines.transport import LATE, Outcome
 from rookery.errors import cleaned
 from rookery.federation.wire import Wire, seal
 
@@ -154,3 +154,58 @@ def test_cleaned_text_is_safe_and_short():
         assert row[0][0] not in "=+-@\t\r"
     assert len(cleaned("x" * 10**6)) <= 500 and cleaned(None) == "None" and cleaned(["x"]) == "list"
     assert cleaned(10**5000) == "int"
+
+
+@dataclass
+class Dribbling(Faulty):
+    """A transport on which one client is late in some of its requests, each of which costs a deadline."""
+
+    client: int = 1
+    late: range = range(10**6)
+    rounds: list = field(default_factory=list)
+
+    def ask(self, requests, deadline):
+        outcome = super().ask(requests, deadline)
+        place = next((i for i, request in enumerate(requests) if request.seat.client == self.client), None)
+        if place is None:
+            return outcome
+        self.rounds.append(None)
+        if len(self.rounds) - 1 not in self.late:
+            return outcome
+        replies = {i: body for i, body in outcome.replies.items() if i != place}
+        return Outcome(replies, {**outcome.failures, place: LATE})
+
+
+@dataclass(frozen=True)
+class Slowed(OnDisk):
+    late: range = range(10**6)
+    asked: Any = None
+
+    def open(self, prepared, ledger):
+        session = super().open(prepared, ledger)
+        session.transport = Dribbling(session.transport, {}, late=self.late, rounds=self.asked)
+        return session
+
+
+def test_a_client_that_is_late_in_every_round_does_not_cost_a_deadline_in_every_round():
+    asked = []
+    engine = Slowed(OnFailure("drop"), {}, asked=asked)
+    found = solved("scaffold", engine, rounds=40)
+    assert found.state.round == 40 and len(asked) == 7, "in rounds 0, 1, 3, 6, 11, 20 and 37"
+    whys = [row["why"] for row in found.missing.rows]
+    assert len(whys) == 40 and whys[2] == "it is not asked: it was late in 2 rounds, and is asked again in round 3"
+
+
+def test_a_client_that_was_late_and_answers_again_takes_part_as_before():
+    asked = []
+    engine = Slowed(OnFailure("drop"), {}, late=range(2), asked=asked)
+    found = solved("scaffold", engine, rounds=8)
+    assert [row["round"] for row in found.missing.rows] == [0, 1, 2] and len(asked) == 7
+
+
+@pytest.mark.parametrize("on_failure", [OnFailure("drop", minimum=4, tries=3), OnFailure("wait", tries=3)])
+def test_a_client_that_is_needed_is_asked_again_however_late(on_failure):
+    asked = []
+    with pytest.raises(ClientsFailed, match="client 1 did not answer: it did not answer in time"):
+        solved("scaffold", Slowed(on_failure, {}, asked=asked), rounds=8)
+    assert len(asked) == 3

@@ -25,7 +25,7 @@ import numpy as np
 from rookery.data.batches import Shard
 from rookery.engines.base import OF_CLIENTS, Advance, Carry, PreparedRun, ServerInputs, broken, non_finite
 from rookery.engines.replies import DIGITS, check_said, refusal_of
-from rookery.engines.transport import Outcome, Request, Seat, Transport
+from rookery.engines.transport import LATE, Outcome, Request, Seat, Transport
 from rookery.engines.versions import Attempt
 from rookery.engines.worker import JOIN, MEASURE, NEWER, PHASE, REFUSED, compiled_answer
 from rookery.errors import InputError, MessageError, cleaned
@@ -44,6 +44,7 @@ from rookery.vectors import Vector, row, zeros
 
 POLICIES = ("wait", "drop", "abort")
 PAUSE, LONGEST = 0.05, 10.0  # seconds before who did not answer is asked again, where there is no deadline
+SPARED = 32  # rounds at most that a client is not asked in, after it was late again and again
 NAMES = 3  # how often a process takes another name at most because of one client
 
 
@@ -101,6 +102,15 @@ class _First(Exception):
     def __init__(self, question: Question):
         super().__init__()
         self.question = question
+
+
+class _Late(NamedTuple):
+    """A client that was late: in how many rounds without a reply between, the last of these, and when it is asked
+    again."""
+
+    rounds: int = 0
+    last: int = -1
+    again: int = 0
 
 
 @dataclass
@@ -189,6 +199,7 @@ class MessageSession(ABC):
         self._shapes = shapes
         self._given_up = 0  # attempts of this process that did not count
         self._tried = 0  # how often the round of now was undone
+        self._late: dict[int, _Late] = {}  # by client that was late when it was last asked
         self._names_taken: dict[int, int] = {}  # by client, how many other names this process took because of it
         self._expected: dict[Any, Any] = {}  # what a phase answers, by what it is asked
         self._along: Question | None = None  # what is to go along with the messages that are sent next
@@ -283,8 +294,34 @@ class MessageSession(ABC):
         members = self._members(key)
         if int(members.present) == 0:
             return self.state.skip()
-        cohort = MessageCohort(self, members, _Round(key, attempt))
+        cohort = MessageCohort(self, members, _Round(key, attempt, gone=self._spared(members)))
         return next_state(self.inputs.method, _renewed(self.state), cohort)
+
+    def _spared(self, members: Members) -> set[int]:
+        """Clients that are not asked in this round: after two late rounds a client is spared for one, then for two,
+        four and so on. One that sends a byte now and then would cost a whole deadline in every round."""
+        round, cohort = int(self.state.round), set(np.asarray(members.index)[: int(members.present)].tolist())
+        spared = cohort & self._not_asked(round)
+        if len(cohort - spared) < self.on_failure.minimum:
+            return set()
+        if not self._asking_ahead:
+            why = "it is not asked: it was late in {} rounds, and is asked again in round {}"
+            for client in sorted(spared):
+                late = self._late[client]
+                name: Any = self._names[client]
+                self.missing.append(Missing(round, name, why.format(late.rounds, late.again)))
+        return spared
+
+    def _not_asked(self, round: int) -> set[int]:
+        return {client for client, late in self._late.items() if round < late.again}
+
+    def _note_late(self, client: int, round: int) -> None:
+        """Counts the rounds in which a client was late, one after another."""
+        before = self._late.get(client, _Late())
+        if round > before.last:
+            rounds = before.rounds + 1
+            again = round + 1 + (min(2 ** (rounds - 2), SPARED) if rounds > 1 else 0)
+            self._late[client] = _Late(rounds, round, again)
 
     def _members(self, key: jax.Array) -> Members:
         own = sampling_key(key)
@@ -326,6 +363,11 @@ class MessageSession(ABC):
             for client in left:
                 self._say(f"round {round + 1}: client {self._names[client]} did not answer: {failures[client]}")
         self.missing += [Missing(round, self._names[client], failures[client]) for client in left]
+        for client in question.clients if policy.policy == "drop" else ():
+            if client in answered:
+                self._late.pop(client, None)
+            elif failures[client] == LATE:
+                self._note_late(client, round)
         if left and policy.policy != "drop":
             raise ClientsFailed({self._names[client]: failures[client] for client in left})
         if left and question.counted and len(answered) < policy.minimum:
@@ -461,7 +503,9 @@ class MessageSession(ABC):
         body = lambda client, whole: self.wire.encode(self.state.z, self.header(MEASURE, attempt, client))
         like = {name: jax.ShapeDtypeStruct((), self.config.dtype) for name in names}
         echo = {"attempt": list(attempt), "exchange": -1}
-        question = Question(range(self.config.population), body, like, echo, counted=False)
+        everybody = range(self.config.population)
+        asked = sorted({*everybody} - self._not_asked(int(self.state.round))) or everybody
+        question = Question(asked, body, like, echo, counted=False)
         if self.transport.slow and self.goes_on:
             self._along = self._first_question()
         return self.ask(question, int(self.state.round))
