@@ -20,10 +20,19 @@ from typing import Any
 
 from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.engines.transport import PATIENCE
-from rookery.errors import InputError
+from rookery.errors import InputError, cleaned
 from rookery.experiments.configuration import read_configuration, write_configuration
 from rookery.experiments.experiment import Experiment
-from rookery.experiments.federation import FEDERATION, Say, Sources, new_name, public, refuse_another, serve
+from rookery.experiments.federation import (
+    FEDERATION,
+    Say,
+    Sources,
+    check_names,
+    new_name,
+    public,
+    refuse_another,
+    serve,
+)
 from rookery.experiments.machines import Started, environment, free_ports, own_folder, patiently
 from rookery.experiments.site import Site
 from rookery.files import slug, write_folder, write_text
@@ -65,6 +74,7 @@ state = "sites"
 
 def write_app(experiment: Experiment, folder: Path, sources: Sources, on_failure: OnFailure, run: str) -> None:
     """Writes the folder that `flwr run` takes; `sources` are the sites, with their data in a simulation."""
+    check_names(sources)
     told = {"transport": "flower", "run": run, "sites": public(sources), "on_failure": vars(on_failure)}
     write_configuration(experiment, folder, {FEDERATION: told})
     lost = [path for path in (folder / "own").rglob("*.py") if re.fullmatch(r"test_.*|.*_test\.py", path.name)]
@@ -160,7 +170,7 @@ def _nodes(grid: Any, names: Sequence[str], patience: float) -> dict[str, int]:
     for node, said in exchange(grid, {node: [] for node in there}, max(1.0, end - time.monotonic())).items():
         if isinstance(said, str):
             raise InputError(f"sites: a SuperNode does not say who it is: {said}")
-        name = str(said[1].get("name"))
+        name = cleaned(said[1].get("name"))
         if vouched.get(node) and vouched[node] != name:
             raise InputError(f"site {name}: it is registered as {vouched[node]!r}, and says another name")
         if name not in names:
@@ -327,6 +337,6 @@ def _ended(out: Path, log: Path) -> Result:
     server = out / "server"
     if not (server / "result.json").is_file():
         said = re.findall(r"(?:RuntimeError|Exception|Error): (.*)", log.read_text(errors="replace"))
-        why = said[-1] if said else "it does not say why"
+        why = cleaned(said[-1]) if said else "it does not say why"
         raise InputError(f"run: it did not end as it should: {why}; {str(log)!r} has more")
     return Result.load(server)
