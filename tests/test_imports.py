@@ -32,8 +32,8 @@ ALLOWED = {
     "tasks": {"errors", "memory", "vectors", "metric", "own_code", "data", "problems"},
     "runs": {"errors", "files", "identity", "own_code", "memory", "vectors", "metric", "data", "problems", "federation", "engines", "version"},
     "experiments": {
-        "errors", "files", "own_code", "metric", "vectors", "version", "data", "problems", "federation", "algorithms",
-        "engines", "runs", "tasks",
+        "errors", "files", "own_code", "memory", "metric", "vectors", "version", "data", "problems", "federation",
+        "algorithms", "engines", "runs", "tasks",
     },
     "reproduce": {
         "errors", "files", "vectors", "metric", "data", "problems", "federation", "algorithms", "runs", "tasks", "experiments",

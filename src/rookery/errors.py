@@ -7,6 +7,9 @@ import difflib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+SENTENCE = 500  # characters of another party's text that are shown at most
+_FORMULA = "=+-@"  # how a cell begins that a spreadsheet would compute
+
 
 class InputError(ValueError):
     """Bad input: one sentence that names the argument, what was given and what is allowed. Where a run meets it after
@@ -53,3 +56,17 @@ def failing(what: str) -> Iterator[None]:
     except Exception as error:  # whatever it raises
         first = str(error).strip().split("\n")[0]
         raise InputError(f"{what} fails, with {type(error).__name__}: {first}") from error
+
+
+def cleaned(given: object, most: int = SENTENCE) -> str:
+    """Text of another party as a terminal, a file and a spreadsheet can safely show it.
+
+    Control characters, line breaks, terminal escapes, invisible characters and lone surrogates become `?`. Text that a
+    spreadsheet would take for a formula begins with an apostrophe. Of what is not a text the type is named.
+    """
+    if given is None:
+        return "None"
+    if not isinstance(given, str):
+        return type(given).__name__
+    text = "".join(letter if letter.isprintable() else "?" for letter in given[:most])
+    return f"'{text[: most - 1]}" if text.startswith(tuple(_FORMULA)) else text

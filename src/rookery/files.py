@@ -72,6 +72,7 @@ def write_text(path: Path, text: str) -> None:
 
 def read_json(path: Path, argument: str, what: str = "") -> dict[str, Any]:
     """What a file of ours says, a json object; one that cannot be read is refused. `what` says what to do then."""
+    check_path(path, argument)
     try:
         content = json.loads(path.read_text())
     except OSError as error:
@@ -102,9 +103,25 @@ def checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+LONGEST = 100  # characters of a name as a file has it
+
+
 def slug(name: str) -> str:
-    """A name as a file can have it."""
-    return re.sub(r"[^\w.=-]+", "_", name).strip("_")
+    """A name as a file can have it: one component of a path, neither empty nor `.` nor `..`, and not too long."""
+    made = re.sub(r"[^\w.=-]+", "_", name).strip("_")
+    if len(made.encode()) > LONGEST:
+        made = f"{made.encode()[: LONGEST - 13].decode(errors='ignore')}-{checksum(made.encode())[:12]}"
+    return made if made.strip(".") else f"_{made.replace('.', '_')}"
+
+
+def check_path(path: str | Path, argument: str) -> None:
+    """Refuses a path that no system takes: with a null character, or with a name in it that is too long."""
+    if "\0" in str(path):
+        raise InputError(f"{argument}: {str(path)!r} has a null character in it; give another path")
+    try:
+        Path(path).exists()
+    except OSError as error:
+        raise InputError(f"{argument}: {str(path)[:LONGEST]!r}... cannot be used: {error.strerror}") from None
 
 
 def remove_folder(folder: Path) -> None:
@@ -124,6 +141,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def refuse_used(folder: Path, argument: str) -> None:
     """Refuses a folder that holds something."""
+    check_path(folder, argument)
     if folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir())):
         raise InputError(f"{argument}: {str(folder)!r} is there already; give a new or empty folder")
 

@@ -89,6 +89,46 @@ def test_a_shard_of_others_is_told(shards):
         ShardFolder(shards)
 
 
+@pytest.mark.parametrize("name", ["all.0.npy", "all.1.npy"])
+def test_a_flipped_bit_in_a_clients_examples_is_told_when_they_are_read(name, shards):
+    path = shards / "000000" / name
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    source = ShardFolder(shards)
+    source.read(np.array([2, 0]))  # the others' are whole
+    with pytest.raises(rk.InputError, match=r"the examples of its client 1 in '.*000000' are not what was written"):
+        source.read(np.array([2, 0, 1]))
+
+
+@pytest.mark.parametrize("name", ["all.sizes.npy", "checksums.npy"])
+def test_a_flipped_bit_in_what_a_shard_says_of_its_clients_is_told_when_it_is_opened(name, shards):
+    path = shards / "000000" / name
+    content = np.load(path)
+    content[0] ^= 1
+    np.save(path, content)
+    with pytest.raises(rk.InputError, match=r"write the shards again|sizes: they sum to"):
+        ShardFolder(shards)
+
+
+@pytest.mark.parametrize("name", ["../shards/000001", "/tmp", "000001/../000000", "..", "", ".", 1, "000000"])
+def test_a_shard_is_a_folder_of_its_own_in_the_folder(name, shards):
+    index = json.loads((shards / "shards.json").read_text())
+    (shards / "shards.json").write_text(json.dumps(index | {"shards": ["000000", name]}))
+    with pytest.raises(
+        rk.InputError, match=r"shards.json in .* is damaged: (.* is no name of a shard|a shard is in it)"
+    ):
+        ShardFolder(shards)
+    (shards / "shards.json").write_text(json.dumps(index | {"levels": {"all": {"a": "../x", "b": "1"}}}))
+    with pytest.raises(rk.InputError, match=r"is no name of a shard or of an array"):
+        ShardFolder(shards)
+
+
+def test_shards_of_an_earlier_version_are_read(shards):
+    index = json.loads((shards / "shards.json").read_text())
+    del index["checksums"]
+    (shards / "shards.json").write_text(json.dumps(index))
+    np.testing.assert_array_equal(ShardFolder(shards).read(np.array([1]))["all"]["a"], A)
+
+
 @pytest.mark.parametrize(
     "change", [{"shards": []}, {"shards": 5}, {"levels": {"mine": {"a": "0"}}}, {"levels": {}}, {"levels": None}]
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,13 +14,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 import rookery as rk
 from rookery.engines import messaging
 from rookery.engines.eager import EagerSession
 from rookery.engines.messaging import ClientsFailed, MessageCohort, OnFailure
+from rookery.engines.replies import AHEAD
 from rookery.engines.transport import Outcome, Request, Transport
-from rookery.engines.versions import Attempt, Versions
+from rookery.engines.versions import Attempt, Owner, Version, Versions
 from rookery.errors import MessageError
 
 RNG = np.random.default_rng(0)
@@ -370,8 +374,50 @@ def test_a_damaged_version_is_as_good_as_lost(tmp_path):
     record = engine.opened[0].workers[1].record_of(engine.opened[0].last[1])
     for path in (tmp_path / "1").iterdir():
         path.write_bytes(path.read_bytes()[:-3])
-    lost = Versions(record, tmp_path / "1")
+    lost = Versions(record, tmp_path / "1", Owner("", 1))
+    assert all("is damaged" in sentence for sentence in lost.refused) and lost.refused
     assert [each.attempt.base for each in lost.all] == [-1], "it begins anew, and has no round's record"
+
+
+def flipped(path):
+    """Flips one bit of the first number of a client's state, as a failing disk does."""
+    content = bytearray(path.read_bytes())
+    begin = 8 + int.from_bytes(content[:8], "little")
+    entries = {name: entry for name, entry in json.loads(content[8:begin]).items() if name.isdecimal()}
+    content[begin + entries["0"]["data_offsets"][0]] ^= 1
+    path.write_bytes(bytes(content))
+
+
+WRONG = {
+    "flipped": (lambda path, folder: flipped(path), "is damaged"),
+    "of another client": (
+        lambda path, folder: shutil.copy(folder / "2" / path.name, path),
+        "is of client 2, and this is client 1",
+    ),
+    "an older version": (lambda path, folder: shutil.copy(min(path.parent.iterdir()), path), "holds 0000"),
+    "of another run": (lambda path, folder: of_run(path, "another"), "is of another run"),
+}
+
+
+def of_run(path, run):
+    with safe_open(path, "numpy") as file:
+        attempt = Attempt.of(json.loads(file.metadata()["attempt"]))
+        record = [file.get_tensor(str(i)) for i in range(len(file.keys()) - 1)]
+    path.unlink()
+    Versions(record, path.parent, Owner(run, 1)).replace(Version(attempt, record))
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_a_file_of_a_clients_state_that_is_not_its_own_is_refused_by_name(how, tmp_path):
+    """A flipped bit, or another client's file, gave `done` and other numbers."""
+    change, sentence = WRONG[how]
+    first = OnDisk(OnFailure(), {}, folder=tmp_path)
+    half = solved("scaffold", first, rounds=2)
+    newest = max((tmp_path / "1").glob("*.record"))
+    change(newest, tmp_path)
+    with pytest.raises(ClientsFailed, match=f"client 1: its record .* is lost: .*{sentence}.*; restore the file"):
+        solved("scaffold", OnDisk(OnFailure(), {}, folder=tmp_path, blank=True), rounds=2, state=half.state)
+    assert list((tmp_path / "1").glob("*.refused")), "the file is kept, to be looked at"
 
 
 def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
@@ -538,7 +584,7 @@ def test_a_server_whose_clock_ran_back_takes_another_name():
     class Ahead(Engine):
         def open(self, prepared, ledger):
             session = super().open(prepared, ledger)
-            future = Attempt(5, 0, "99999999999999999990-before")
+            future = Attempt(5, 0, f"{time.time_ns() + AHEAD // 10:020d}-0123abcd")
             for worker in session.workers:
                 worker._attempt = future
             return session

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -162,6 +164,134 @@ def test_flower_gives_the_numbers_of_one_machine(name, secure, tmp_path, monkeyp
     assert main(["run", task, name, *options, "--out", str(tmp_path / "alone")]) == 0
     same(found, Result.load(tmp_path / "alone"))
     assert gone(str(tmp_path / "flower"))
+
+
+def listening(group: int) -> set[tuple[str, int]]:
+    """The addresses and ports on which the processes of a group listen."""
+    sockets = set()
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(place.name)) == group:
+                sockets |= {os.readlink(fd) for fd in (place / "fd").iterdir()}
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                address, port = fields[1].split(":")
+                words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
+                found.add((socket.inet_ntop(family, b"".join(words)), int(port, 16)))
+    return found
+
+
+@contextlib.contextmanager
+def superlink_of(folder: Path, secure: bool = True, **more: str):
+    """A SuperLink with certificates, its port and what is around it."""
+    pytest.importorskip("flwr", reason="flwr is not installed")
+    from rookery.experiments.flower import QUIET, superlink, write_keys
+    from rookery.experiments.machines import free_ports, patiently
+
+    keys = folder / "keys"
+    write_keys(keys, ["site-1"])
+    (port,) = free_ports(1)
+    around = environment(**more | QUIET, FLWR_HOME=str(folder / "home"))
+    with Started(superlink(port, keys if secure else None), folder / "link.log", around, folder) as link:
+        patiently(lambda: socket.create_connection(("127.0.0.1", port), 5).close(), 60, "it does not answer")
+        yield link, port, keys, around
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's table of sockets")
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_superlink_listens_on_the_loopback_device_alone(secure, tmp_path):
+    """The Control API lets whoever reaches it run code, on the server and at all sites, without a certificate."""
+    older = {"FLWR_INTERNAL_GRPC_CONTROL_API": "1", "FLWR_INTERNAL_GRPC_FLEET_API": "1"}
+    with superlink_of(tmp_path, secure, **older) as (link, port, _, _):
+        assert listening(link.process.pid) == {("127.0.0.1", port)}
+
+
+def test_the_exported_commands_start_no_superlink_that_other_machines_reach():
+    from rookery.experiments.flower import README
+
+    commands = re.findall(r"`(flower-superlink[^`]*)`", README)
+    assert len(commands) == 2 and all("--host 127.0.0.1" in command for command in commands)
+    assert "rookery.experiments.gate --host HOST" in README and "--superlink HOST:9091" in README
+
+
+FOREIGN = """[project]
+name = "foreign"
+version = "0.1.0"
+[tool.flwr.app]
+publisher = "stranger"
+[tool.flwr.app.components]
+serverapp = "foreign.code:app"
+clientapp = "foreign.code:app"
+"""
+
+
+def test_the_gate_lets_supernodes_through_and_no_foreign_app(tmp_path):
+    """The intruder has the CA certificate, as every site has, and a port that sites reach."""
+    with superlink_of(tmp_path) as (_, port, keys, around):
+        from rookery.experiments.machines import free_ports, patiently
+
+        outside, own = free_ports(2)
+        command = [sys.executable, "-m", "rookery.experiments.gate", "--host", "127.0.0.1", "--port", str(outside)]
+        command += ["--to", str(port), "--certificate", str(keys / "server.pem"), "--key", str(keys / "server.key")]
+        command += ["--authority", str(keys / "ca.pem")]
+        (tmp_path / "app/foreign").mkdir(parents=True)
+        (tmp_path / "app/pyproject.toml").write_text(FOREIGN)
+        (tmp_path / "app/foreign/code.py").write_text("app = None\n")
+        (tmp_path / "home").mkdir(exist_ok=True)
+        (tmp_path / "home/config.toml").write_text(
+            "".join(
+                f'[superlink.{name}]\naddress = "127.0.0.1:{at}"\nroot-certificates = "{keys / "ca.pem"}"\n'
+                for name, at in (("inside", port), ("gate", outside))
+            )
+        )
+
+        def flwr(*words: str) -> subprocess.CompletedProcess:
+            return subprocess.run(
+                ["flwr", *words], env=around, cwd=tmp_path / "app", capture_output=True, text=True, check=False
+            )
+
+        with Started(command, tmp_path / "gate.log", around, tmp_path):
+            patiently(lambda: socket.create_connection(("127.0.0.1", outside), 5).close(), 60, "it does not answer")
+            refused, accepted = flwr("run", ".", "gate"), flwr("run", ".", "inside")
+            assert accepted.returncode == 0, accepted  # the same app, where the gate is not between
+            assert refused.returncode != 0 and "403" in refused.stdout + refused.stderr, refused
+            assert flwr("supernode", "register", str(keys / "site-1.pub"), "gate", "--name", "s").returncode != 0
+            assert flwr("supernode", "register", str(keys / "site-1.pub"), "inside", "--name", "s").returncode == 0
+            words = ["flower-supernode", "--root-certificates", str(keys / "ca.pem"), "--host", "127.0.0.1"]
+            words += ["--superlink", f"127.0.0.1:{outside}", "--port", str(own)]
+            with Started([*words, "--auth-supernode-private-key", str(keys / "site-1")], tmp_path / "node.log", around):
+                for _ in range(100):
+                    if "online" in (said := flwr("supernode", "list", "inside").stdout):
+                        break
+                    time.sleep(0.3)
+                assert "online" in said, (tmp_path / "node.log").read_text()
+
+
+def test_the_gate_refuses_requests_that_are_not_a_supernodes():
+    from rookery.experiments.gate import LARGEST, Gate
+    from rookery.experiments.machines import free_ports
+
+    outside, inside = free_ports(2)
+    with Gate(("127.0.0.1", outside), inside) as gate:
+        threading.Thread(target=gate.serve_forever, daemon=True).start()
+        asked = {
+            b"POST /v1/control/start-run HTTP/1.1\r\nContent-Length: 0\r\n\r\n": b"403",
+            b"POST /v1/fleet/../control/start-run HTTP/1.1\r\nContent-Length: 0\r\n\r\n": b"403",
+            b"POST /v1/fleet/%2e%2e/control HTTP/1.1\r\nContent-Length: 0\r\n\r\n": b"403",
+            b"POST http://x/v1/fleet/get-run HTTP/1.1\r\nContent-Length: 0\r\n\r\n": b"403",
+            b"POST /v1/fleet/get-run HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (LARGEST + 1): b"413",
+            b"POST /v1/fleet/get-run HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n": b"411",
+            b"POST /v1/fleet/get-run HTTP/1.1\r\nContent-Length: 0\r\n\r\n": b"502",  # nobody is inside
+            b"GET /docs HTTP/1.1\r\n\r\n": b"501",
+        }
+        for request, status in asked.items():
+            with socket.create_connection(("127.0.0.1", outside), 10) as connection:
+                connection.sendall(request)
+                assert connection.recv(100).split(b" ")[1] == status, request
+        gate.shutdown()
 
 
 @pytest.mark.full

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,19 +14,21 @@ import pytest
 import rookery as rk
 from federations.conftest import HERE, SITES, alone, exact
 from federations.test_processes import CASES, made, same
+from rookery.cli import main
 from rookery.data.catalogue import load
 from rookery.data.sites import Outline, read_holding
 from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.engines.transport import Outcome, Request
 from rookery.engines.worker import REFUSED
 from rookery.errors import MessageError
-from rookery.experiments import federation
+from rookery.experiments import federation, flower, loopback
 from rookery.experiments.configuration import common, write_configuration
 from rookery.experiments.experiment import Experiment, Options, finish, launch
 from rookery.experiments.federation import FEDERATION, serve
 from rookery.experiments.loopback import sources_of
 from rookery.experiments.site import Site, reports_problem
 from rookery.federation.wire import Wire, seal
+from rookery.files import slug
 from rookery.runs.checkpoint import latest_round
 from rookery.tasks.registry import find_task
 
@@ -227,13 +231,143 @@ def test_sites_that_are_not_alike_are_refused(tmp_path):
     for change, sentence in (
         ({"columns": ["age"], "mean": [1.0], "squares": [1.0]}, "do not have the same columns"),
         ({"train": "many"}, "does not say how many examples"),
-        ({"mean": [float("nan")] * len(good["columns"])}, "does not say how many examples"),
-        ({"classes": [0.5]}, "does not say how many examples"),
+        ({"mean": [float("nan")] * len(good["columns"])}, "its mean cannot be"),
+        ({"classes": [0.5]}, "does not say its classes"),
     ):
         with pytest.raises(rk.InputError, match=sentence):
             Outline.of({"a": good, "b": good | change})
     with pytest.raises(rk.InputError, match="two or more classes of one kind"):
         Outline.of({"a": good | {"classes": [1]}})
+
+
+IMPOSSIBLE = {
+    "more digits than a float has": ({"mean": 10**400}, "column 'age': its mean cannot be"),
+    "beyond single precision": ({"mean": 1e39}, "column 'age': its mean cannot be"),
+    "infinite": ({"squares": float("inf")}, "column 'age': its squares cannot be"),
+    "negative squares": ({"squares": -1.0}, "column 'age': its squares cannot be; a number from 0 to"),
+    "a flag": ({"mean": True}, "column 'age': its mean cannot be"),
+    "another unit": ({"mean": 1e6}, "column 'age' of site 'liar' has mean 1e.06 .* check the column's unit"),
+    "large squares": ({"squares": 1e18}, "column 'age' of site 'liar' has mean .* check the column's unit"),
+    "one example that deviates": ({"train": 1}, "one example has no deviation"),
+    "too many examples": ({"train": 10**9 + 1}, "how many examples it has"),
+    "no tests": ({"test": 0}, "how many examples it has"),
+    "half an example": ({"train": 10.5}, "how many examples it has"),
+    "columns twice": ({"columns": ["age", "age"]}, "does not say its columns"),
+    "a column with an escape": ({"columns": ["age", "b\x1b[2J"]}, "does not say its columns"),
+    "a column with a surrogate": ({"columns": ["age", "\ud800"]}, "does not say its columns"),
+    "a long column": ({"columns": ["age", "b" * 2000]}, "does not say its columns"),
+    "a class with a line break": ({"classes": ["a\nb", "c"]}, "does not say its classes"),
+    "more classes than examples": ({"classes": list(range(100))}, "does not say its classes"),
+    "a class with 400 digits": ({"classes": [0, 10**400]}, "does not say its classes"),
+    "classes that are lists": ({"classes": [[0], [1]]}, "does not say its classes"),
+}
+
+
+@pytest.mark.parametrize(("change", "sentence"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_facts_that_cannot_be_are_refused_by_name(change, sentence):
+    """A mean of 1e6 at one site, or negative squares, spoilt the inputs of all others, and the run said `done`."""
+    honest = {"train": 30, "test": 8, "columns": ["age", "b"], "classes": [0, 1], "mean": [50.0, 0.0]}
+    honest |= {"squares": [3000.0, 30.0]}
+    assert Outline.of({"a": honest, "b": honest, "liar": honest}).train == (30, 30, 30)
+    change = {name: [value, 0.0] if name in ("mean", "squares") else value for name, value in change.items()}
+    with pytest.raises(rk.InputError, match="site 'liar'") as caught:
+        Outline.of({"a": honest, "b": honest, "liar": honest | change})
+    assert re.search(sentence, str(caught.value)) and str(caught.value).isprintable()
+
+
+def test_a_column_that_is_one_number_at_all_other_sites_may_vary_at_one():
+    facts = {"train": 30, "test": 8, "columns": ["rare"], "classes": [0, 1], "mean": [0.0], "squares": [0.0]}
+    assert Outline.of({"a": facts, "b": facts, "c": facts | {"mean": [0.1], "squares": [2.0]}}).std[0] > 0
+
+
+def liars(monkeypatch, tmp_path, **lies):
+    """Two sites with data of their own, one of which lies in its greeting, and its experiment."""
+    experiment = Experiment("classify", made("classify", data="heart"), "m", rk.FedAvg(lr=rk.Rates(0.1)), CLASSIFY)
+    names = ("cleveland", "va")
+    transport = sites_of(experiment, tmp_path, names, {name: f"heart#{name}" for name in names})
+    hello = Site._hello
+
+    def lying(self, header):
+        said = hello(self, header)
+        return said | {name: lie(said) for name, lie in lies.items()} if self.name == "va" else said
+
+    monkeypatch.setattr(Site, "_hello", lying)
+    return transport, experiment
+
+
+def test_more_examples_than_memory_are_refused_before_any_row_is_made(monkeypatch, tmp_path):
+    """A site that said 10**9 made every party take 37 GiB."""
+    monkeypatch.setattr("rookery.memory.available", lambda: 2**34)
+    monkeypatch.setattr(Outline, "dataset", lambda *given: pytest.fail("rows are made"))
+
+    def lie(said):
+        """As many examples, as far from their mean as the true ones."""
+        facts = said["facts"]
+        return facts | {"train": 10**9, "squares": [n * 10**9 / facts["train"] for n in facts["squares"]]}
+
+    transport, experiment = liars(monkeypatch, tmp_path, facts=lie)
+    with pytest.raises(rk.InputError, match=r"site va: examples: 1000000000 was given; blank rows .* GiB"):
+        serve(tmp_path / "server", transport, experiment)
+
+
+def test_a_site_that_outweighs_all_others_is_named(monkeypatch, tmp_path):
+    transport, experiment = liars(monkeypatch, tmp_path, facts=lambda said: said["facts"] | {"train": 30_000})
+    said = []
+    with pytest.raises(rk.InputError, match=r"its log says why"):
+        serve(tmp_path / "server", transport, experiment, say=said.append)
+    assert any("site va says that it has 30000 of" in sentence for sentence in said)
+
+
+BAD = "\x1b[2J\ud800\n=1+1"
+
+
+@pytest.mark.parametrize(
+    ("lies", "sentence"),
+    [
+        ({"name": BAD}, "it says that it is"),
+        ({"name": [1]}, "it says that it is 'list'"),
+        ({"configuration": {"task": 1}}, "it has another configuration than the server"),
+        ({"configuration": {BAD: "x"}}, "it has another configuration than the server"),
+        ({"facts": [BAD]}, "a site does not say how much it has"),
+        ({"refused": BAD}, "2J"),
+    ],
+)
+def test_a_greeting_with_strange_text_is_one_clean_sentence(lies, sentence, monkeypatch, tmp_path):
+    transport, experiment = liars(monkeypatch, tmp_path, **{name: lambda said, v=v: v for name, v in lies.items()})
+    with pytest.raises(rk.InputError, match=sentence) as caught:
+        serve(tmp_path / "server", transport, experiment)
+    assert str(caught.value).isprintable()
+
+
+def test_versions_with_strange_text_are_said_clean(monkeypatch, tmp_path):
+    transport, experiment = liars(monkeypatch, tmp_path, versions=lambda said: {"python": BAD, "jax": 10**400})
+    said = []
+    serve(tmp_path / "server", transport, experiment, say=said.append)
+    assert all(sentence.isprintable() for sentence in said) and any("has jax int" in sentence for sentence in said)
+
+
+def test_an_agreement_that_is_none_is_refused_by_name(monkeypatch, tmp_path):
+    transport = sites_of(SCAFFOLD, tmp_path)
+    join = Site._join
+    for lie in ({"method": 1}, [], {BAD: "x"}, None):
+        given = lambda self, header, lie=lie: join(self, header) | ({"agreement": lie} if self.name == "site-2" else {})
+        monkeypatch.setattr(Site, "_join", given)
+        with pytest.raises(rk.InputError, match="site site-2: it makes another run of the configuration"):
+            serve(tmp_path / "server", transport, SCAFFOLD)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "7", "[]", '{"told": {}}', '{"told": "{}", "checksum": "0"}', "[" * 10**5]
+)
+def test_a_site_whose_joined_json_is_damaged_joins_again(content, tmp_path):
+    """It was refused in every round, for ever."""
+    transport = sites_of(SCAFFOLD, tmp_path)
+    serve(tmp_path / "server", transport, SCAFFOLD, told={"run": "r"})
+    (joined,) = (tmp_path / "site-2").rglob("joined.json")
+    joined.write_text(content)
+    again = Site(tmp_path / "configuration", tmp_path / "site-2", "site-2")
+    header = Wire().header(again.receive(Wire().encode((), {"asked": "phase", "run": "r", "client": 1})))
+    assert header["need"] == "join", header
 
 
 def test_a_function_gives_a_sites_own_data(tmp_path, monkeypatch):
@@ -393,3 +527,47 @@ def test_a_federation_is_not_gone_on_with_on_one_machine(tmp_path):
 def test_how_many_processes_are_started(clients, sites):
     experiment = Experiment("hyperrep", made("hyperrep"), "m", rk.SimFBO(lr=0.1), Options(clients=clients))
     assert len(sources_of(experiment, sites)) == (sites or 3)
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (("A B", "A_B"), "'A B' and 'A_B' would share the folder 'A_B'; rename one"),
+        (("north", "North"), "'north' and 'North' would share the folder"),
+        (("a\x1b[2J", "b"), "cannot name a site"),
+        (("\ud800", "b"), "cannot name a site"),
+        (("", "b"), "cannot name a site"),
+        (("=1+1", "b"), "cannot name a site"),
+        (("x" * 101, "b"), "cannot name a site"),
+    ],
+)
+def test_names_of_sites_are_folders_of_their_own(names, sentence, tmp_path):
+    for make in (
+        lambda: loopback.federate(SCAFFOLD, tmp_path / "run", dict.fromkeys(names)),
+        lambda: flower.write_app(SCAFFOLD, tmp_path / "app", dict.fromkeys(names), OnFailure(), "run"),
+    ):
+        with pytest.raises(rk.InputError, match=re.escape(sentence)):
+            make()
+    assert not list(tmp_path.rglob("site.json"))
+
+
+def test_names_of_folders_stay_inside():
+    for name in ("..", ".", "__", "", "/", "../..", "...", "\0", "\ud800", "a/../b"):
+        made = slug(name)
+        assert made.strip(".") and "/" not in made and Path("x", made).resolve().parent == Path("x").resolve(), name
+        made.encode()
+    long = [slug("x" * 400 + end) for end in "ab"]
+    assert len({*long}) == 2 and all(len(name) <= 100 for name in long)
+    assert slug("A B") == "A_B" and slug("SimFBO-lr=0.1") == "SimFBO-lr=0.1"
+
+
+def test_resume_says_which_functions_a_folder_has_it_call(tmp_path, capsys):
+    """A folder from somebody else named any MODULE:FUNCTION, and resume called it without a word."""
+    experiment = Experiment("classify", made("classify", data="heart"), "fedavg", rk.FedAvg(lr=rk.Rates(0.1)), CLASSIFY)
+    sites = {"va": "heart#va", "bonn": "not_there_at_all:patients", "essen": "csv:/data/essen.csv"}
+    told = {"run": "r", "transport": "loopback", "sites": sites, "on_failure": vars(OnFailure())}
+    write_configuration(experiment, tmp_path / "run", {FEDERATION: told})
+    main(["resume", str(tmp_path / "run")])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "site bonn calls not_there_at_all:patients" in said
+    assert "va calls" not in said and "essen calls" not in said

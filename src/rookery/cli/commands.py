@@ -19,10 +19,11 @@ from rookery.data.catalogue import TABLE, by_column, load_with
 from rookery.data.own_tables import TableOptions, choose_label, shown_data
 from rookery.data.partitions import class_counts, parse
 from rookery.data.schema import read_schema, schema_of, write_schema
+from rookery.data.sites import called_by
 from rookery.data.tables import read_csv
 from rookery.engines.hosts import join, leads
 from rookery.engines.messaging import ClientsFailed, OnFailure
-from rookery.errors import AdviceWarning, DivergenceWarning, InputError
+from rookery.errors import AdviceWarning, DivergenceWarning, InputError, cleaned
 from rookery.experiments import api, loopback
 from rookery.experiments import compare as comparing
 from rookery.experiments.configuration import read_configuration
@@ -259,6 +260,11 @@ def resume(arguments: list[str], console: Console) -> int:
             said = f"this runs the code in {own[0]}, if its sha256 is the one that the run recorded"
             console.print(said, markup=False, soft_wrap=True)
     federated = FEDERATION in config
+    told = config[FEDERATION].get("sites") if isinstance(config.get(FEDERATION), dict) else None
+    for site, source in told.items() if isinstance(told, dict) else ():
+        if (function := called_by(source)) is not None:
+            said = f"site {cleaned(site)} calls {cleaned(function)}, as config.json says; resume folders that you trust"
+            console.print(said, markup=False, soft_wrap=True)
     experiment = read_configuration(folder)[0] if federated else read_experiment(folder)
     if has_ended(folder):
         console.print(f"{folder} has ended; there is nothing to go on with", markup=False, soft_wrap=True)

@@ -25,7 +25,10 @@ from rookery.data.scaling import Standardise, scaled_by_own
 from rookery.data.tables import Records, columns_of, is_empty, is_frame, plain, read_csv, refuse_other_codes
 from rookery.errors import InputError, failing, unknown
 
-MOST = 10**9  # examples of a site at most, and columns
+MOST = 10**9  # examples of a site at most
+MOST_COLUMNS, MOST_CLASSES, LONGEST = 10**5, 10**4, 1000  # the last: characters of a column's or a class's name
+LARGEST = float(np.finfo(np.float32).max)  # of an input
+APART = 1000.0  # standard deviations of the others' that a site's mean, or its own deviation, may be away from theirs
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,14 @@ class Holding:
         inputs = self.train["input"].astype(np.float64)
         mean = inputs.mean(axis=0)
         return facts | {"mean": mean.tolist(), "squares": ((inputs - mean) ** 2).sum(axis=0).tolist()}
+
+
+def called_by(source: Any) -> str | None:
+    """The `MODULE:FUNCTION` that a site's own source calls; None where it calls nothing."""
+    if not isinstance(source, str) or source.startswith(TABLE) or ":" not in source:
+        return None
+    name, hash_, _ = source.partition("#")
+    return None if hash_ and name in DATASETS else source
 
 
 def read_holding(source: str, options: TableOptions | None = None) -> Holding:
@@ -170,13 +181,25 @@ class Outline:
             raise InputError(f"data: the sites' labels are {classes}; two or more classes of one kind are needed")
         mean, std = (), ()
         if first["scaling"] == "pooled":
-            mean, std = _pooled([_in_order(facts[name], first["columns"]) for name in names])
+            parts = [_in_order(facts[name], first["columns"]) for name in names]
+            _check_apart(names, first["columns"], parts)
+            mean, std = _pooled(parts)
         train, test = (tuple(facts[name][part] for name in names) for part in ("train", "test"))
         same = lambda part: (first[part],) * len(names)
         columns = tuple(first["columns"])
         return cls(
             names, train, test, columns, tuple(classes), mean, std, same("label"), same("scaling"), same("checked")
         )
+
+    @property
+    def largest(self) -> str:
+        """The site with the most examples."""
+        return self.names[int(np.argmax(self.train))]
+
+    @property
+    def blank_bytes(self) -> int:
+        """The bytes of the blank rows that every party has in the place of the others'."""
+        return (sum(self.train) + sum(self.test)) * 4 * (len(self.columns) + 1)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -244,33 +267,84 @@ def _unnamed(number: int, outline: Outline) -> str:
 
 def _check_facts(name: str, facts: Mapping[str, Any]) -> None:
     """Refuses what no site can truly say of itself."""
-    width = len(facts["columns"]) if isinstance(facts.get("columns"), list) else 0
-    good = (
-        0 < width <= MOST
-        and all(isinstance(column, str) for column in facts["columns"])
-        and all(type(facts.get(part)) is int and 0 < facts[part] <= MOST for part in ("train", "test"))
-        and all(isinstance(facts.get(part), str) for part in ("label", "checked"))
-        and isinstance(facts.get("classes"), list)
-        and all(type(value) in (int, str) for value in facts["classes"])
-        and facts.get("scaling") in get_args(Standardise)
-        and (
-            all(
-                isinstance(facts.get(part), list)
-                and len(facts[part]) == width
-                and all(isinstance(number, float | int) and np.isfinite(number) for number in facts[part])
-                for part in ("mean", "squares")
-            )
-            if facts["scaling"] == "pooled"
-            else "mean" not in facts and "squares" not in facts
+    columns: Any = facts.get("columns")
+    classes: Any = facts.get("classes")
+    if not (_are_names(columns, MOST_COLUMNS) and all(isinstance(column, str) for column in columns)):
+        raise InputError(f"data: site {name!r} does not say its columns; names are needed, each once, in plain text")
+    if not all(type(facts.get(part)) is int and 0 < facts[part] <= MOST for part in ("train", "test")):
+        raise InputError(
+            f"data: site {name!r} does not say how many examples it has for training and for tests; from 1 to {MOST} "
+            "are possible"
         )
+    if not _are_names(classes, min(MOST_CLASSES, facts["train"] + facts["test"])):
+        raise InputError(
+            f"data: site {name!r} does not say its classes; texts or whole numbers are needed, each once, and no more "
+            f"than it has examples, or {MOST_CLASSES}"
+        )
+    for part in ("label", "checked"):
+        if not (facts.get(part) == "" or _are_names([facts.get(part)], 1)) or not isinstance(facts[part], str):
+            raise InputError(f"data: site {name!r} must give its {part} as the name of a column, or as an empty text")
+    if facts.get("scaling") not in get_args(Standardise):
+        raise InputError(f"data: site {name!r} must give its scaling as one of {', '.join(get_args(Standardise))}")
+    if facts["scaling"] != "pooled":
+        if "mean" in facts or "squares" in facts:
+            raise InputError(f"data: site {name!r} must not give means or squares with scaling {facts['scaling']!r}")
+        return
+    for part, lowest, largest in (("mean", -LARGEST, LARGEST), ("squares", 0.0, facts["train"] * (2 * LARGEST) ** 2)):
+        given = facts.get(part)
+        if not (isinstance(given, list) and len(given) == len(columns)):
+            raise InputError(f"data: site {name!r} does not say its {part}; one number for each column is needed")
+        for column, number in zip(columns, given):
+            # In this order: no float is made of a number that has none.
+            if type(number) not in (int, float) or not lowest <= number <= largest:
+                raise InputError(
+                    f"data: site {name!r}, column {column!r}: its {part} cannot be; a number from {lowest:.4g} to "
+                    f"{largest:.4g} is needed"
+                )
+            if part == "squares" and facts["train"] == 1 and number > 0:
+                raise InputError(f"data: site {name!r}, column {column!r}: one example has no deviation from its mean")
+
+
+def _are_names(given: Any, most: int) -> bool:
+    """Whether what a site says are names, or numbers of classes: each once, and fit to be shown."""
+    if not isinstance(given, list) or not 0 < len(given) <= most:
+        return False
+    good = (
+        (isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST)
+        or (type(value) is int and abs(value) < 2**63)
+        for value in given
     )
-    if not good:
-        raise InputError(f"data: site {name!r} does not say how many examples it has, of which columns and classes")
+    return all(good) and len(set(given)) == len(given)
+
+
+def _check_apart(names: tuple[str, ...], columns: list[str], parts: list[tuple[int, np.ndarray, np.ndarray]]) -> None:
+    """Refuses a site one of whose columns is of another order than at all others: scaled by the mean and the deviation
+    of all, the others' inputs would be lost in it. Where the column is the same number at all others, nothing is."""
+    if len(names) < 2:
+        return
+    means = np.array([mean for _, mean, _ in parts])
+    deviations = np.sqrt(np.array([squares / count for count, _, squares in parts]))
+    ratios, others = np.zeros_like(means), []
+    for site in range(len(names)):
+        rest = np.delete(np.arange(len(names)), site)
+        theirs, scale = np.median(means[rest], axis=0), np.max(deviations[rest], axis=0)
+        away = np.maximum(np.abs(means[site] - theirs), deviations[site])
+        ratios[site] = np.where(scale > 0, away / np.where(scale > 0, scale, 1.0), 0.0)
+        others.append((theirs, scale))
+    site, column = map(int, np.unravel_index(np.argmax(ratios), ratios.shape))
+    if ratios[site, column] > APART:  # the site that is furthest away: a few others may seem so because of it
+        theirs, scale = others[site]
+        raise InputError(
+            f"data: column {columns[column]!r} of site {names[site]!r} has mean {means[site, column]:.4g} and standard "
+            f"deviation {deviations[site, column]:.4g}, and at the other sites about {theirs[column]:.4g} and "
+            f"{scale[column]:.4g}; check the column's unit and its largest values at these sites"
+        )
 
 
 def _in_order(facts: Mapping[str, Any], columns: list[str]) -> tuple[int, np.ndarray, np.ndarray]:
     order = [facts["columns"].index(column) for column in columns]
-    return facts["train"], np.asarray(facts["mean"])[order], np.asarray(facts["squares"])[order]
+    mean, squares = (np.asarray(facts[part], np.float64)[order] for part in ("mean", "squares"))
+    return facts["train"], mean, squares
 
 
 def _pooled(parts: list[tuple[int, np.ndarray, np.ndarray]]) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -7,8 +7,10 @@ asked for. Imports only errors and files.
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +21,10 @@ import numpy as np
 
 from rookery.data.levels import BOTH, Level, Split
 from rookery.errors import InputError, failing
-from rookery.files import read_json, undamaged, write_folder, writing
+from rookery.files import checksum, read_json, undamaged, write_folder, writing
 from rookery.vectors import Tree
 
-INDEX = "shards.json"
+INDEX, SUMS = "shards.json", "checksums.npy"
 NUMBERS = "biufc"  # kinds of arrays that are examples
 
 
@@ -244,10 +246,17 @@ class ShardFolder:
             raise InputError(f"folder: {str(folder)!r} has no {INDEX}; one that rk.data.write_shards wrote is needed")
         index = read_json(folder / INDEX, "folder")
         with undamaged(folder / INDEX, "folder"):
-            names = list(index["levels"])
-            if set(names) not in LEVELS or not index["shards"]:
-                raise ValueError(f"it has the levels {_listed(names)} and {len(index['shards'])} shards")
-            parts = [_Shard(folder / name, index["levels"]) for name in index["shards"]]
+            names, shards = list(index["levels"]), list(index["shards"])
+            if set(names) not in LEVELS or not shards:
+                raise ValueError(f"it has the levels {_listed(names)} and {len(shards)} shards")
+            leaves = [number for tree in index["levels"].values() for number in tree.values()]
+            for name in (*shards, *leaves):
+                if not isinstance(name, str) or re.fullmatch("[0-9]{1,12}", name) is None:
+                    raise ValueError(f"{name!r} is no name of a shard or of an array in it")
+            if len(set(shards)) != len(shards):
+                raise ValueError("a shard is in it twice")
+            sums = index.get("checksums", dict.fromkeys(shards))  # a folder of an earlier version has none
+            parts = [_Shard(folder / name, index["levels"], sums[name]) for name in shards]
             ends = np.cumsum([part.population for part in parts])
         for part in parts:
             if part.example != parts[0].example:
@@ -285,10 +294,15 @@ class ShardFolder:
 class _Shard:
     """One shard: mapped arrays, opened when they are first read, since a process may have only so many files open."""
 
-    def __init__(self, folder: Path, levels: Mapping[str, Mapping[str, str]]):
+    def __init__(self, folder: Path, levels: Mapping[str, Mapping[str, str]], expected: str | None):
         self.folder, self.levels = folder, levels
         self.sizes = {name: _sizes(self._load(f"{name}.sizes.npy"), None) for name in levels}
         self.population = len(next(iter(self.sizes.values())))
+        self.sums: np.ndarray | None = None  # of each client's examples
+        if expected is not None:
+            self.sums = self._load(SUMS)
+            if _of_shard(self.sizes, self.sums) != expected:
+                raise self._damaged(f"{SUMS} or a file of sizes")
         self.example = self._mapped().example
 
     def _mapped(self) -> Mapped:
@@ -309,7 +323,37 @@ class _Shard:
             ) from None
 
     def read(self, clients: np.ndarray) -> Mapping[str, Tree]:
-        return self._mapped().read(clients)
+        found = self._mapped().read(clients)
+        if self.sums is not None:
+            ends = {name: np.cumsum(size[clients], dtype=np.int64) for name, size in self.sizes.items()}
+            for place, client in enumerate(clients.tolist()):
+                own: dict[str, dict[str, np.ndarray]] = {}
+                for level, tree in found.items():
+                    end = int(ends[level][place])
+                    begin = end - int(self.sizes[level][client])
+                    named = tree if isinstance(tree, Mapping) else {"": tree}
+                    own[level] = {name: leaf[begin:end] for name, leaf in named.items()}
+                if _of_client(own) != int(self.sums[client]):
+                    raise self._damaged(f"the examples of its client {client}")
+        return found
+
+    def _damaged(self, what: str) -> InputError:
+        return InputError(f"folder: {what} in {str(self.folder)!r} are not what was written; write the shards again")
+
+
+def _of_client(levels: Mapping[str, Mapping[str, np.ndarray]]) -> int:
+    """A checksum of one client's examples."""
+    total = 0
+    for _, leaves in sorted(levels.items()):
+        for _, leaf in sorted(leaves.items()):
+            total = zlib.crc32(np.ascontiguousarray(leaf).view(np.uint8).data, total)
+    return total
+
+
+def _of_shard(sizes: Mapping[str, np.ndarray], sums: np.ndarray) -> str:
+    """A checksum of what a shard says of its clients."""
+    parts = [size for _, size in sorted(sizes.items())]
+    return checksum(b"".join(np.ascontiguousarray(part).tobytes() for part in (*parts, sums)))
 
 
 def write_shards(folder: str | Path, clients: Iterable[Any], *, per_shard: int = 1000) -> Path:
@@ -334,21 +378,26 @@ def write_shards(folder: str | Path, clients: Iterable[Any], *, per_shard: int =
         levels: dict[str, dict[str, str]] = {}
         first: Tree = None
         held: list[dict[str, dict[str, np.ndarray]]] = []
+        checksums: dict[str, str] = {}
 
         def finish() -> None:
             name = f"{len(names):06d}"
             with writing("folder", folder):
-                write_shard(aside / name)
+                checksums[name] = write_shard(aside / name)
             names.append(name)
             held.clear()
 
-        def write_shard(shard: Path) -> None:
+        def write_shard(shard: Path) -> str:
             shard.mkdir()
+            sums, sizes = np.asarray([_of_client(client) for client in held], np.uint32), {}
+            np.save(shard / SUMS, sums)
             for level, leaves in levels.items():
                 size = [len(next(iter(client[level].values()))) for client in held]
-                np.save(shard / f"{level}.sizes.npy", np.asarray(size, np.int32))
+                sizes[level] = np.asarray(size, np.int32)
+                np.save(shard / f"{level}.sizes.npy", sizes[level])
                 for leaf, number in leaves.items():
                     np.save(shard / f"{level}.{number}.npy", np.concatenate([client[level][leaf] for client in held]))
+            return _of_shard(sizes, sums)
 
         for number, given in enumerate(clients):
             client = {level: _leaves(tree, number) for level, tree in _by_level(given).items()}
@@ -367,7 +416,7 @@ def write_shards(folder: str | Path, clients: Iterable[Any], *, per_shard: int =
         if not names:
             raise InputError("clients: no client was given; at least one is needed")
         with writing("folder", folder):
-            (aside / INDEX).write_text(json.dumps({"levels": levels, "shards": names}))
+            (aside / INDEX).write_text(json.dumps({"levels": levels, "shards": names, "checksums": checksums}))
 
     return write_folder(folder, write)
 

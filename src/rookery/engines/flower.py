@@ -14,7 +14,7 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from rookery.engines.transport import PATIENCE, Outcome, Request
+from rookery.engines.transport import LATE, PATIENCE, Outcome, Request
 
 KIND = "query.rookery"  # the type of our messages
 BODIES, SAID = "bodies", "said"
@@ -54,7 +54,7 @@ def answer(message: Message, name: str, receive: Callable[[bytes], bytes]) -> Me
     thread.join(limit)
     if "replies" in found:
         return Message(pack(found["replies"], {"name": name}), reply_to=message)
-    why = found.get("failed", "it did not answer in time")
+    why = found.get("failed", LATE)
     return Message(Error(code=FAILED, reason=why), reply_to=message)
 
 
@@ -128,7 +128,7 @@ def exchange(
                     seconds[node] = time.monotonic() - begun
         if waiting:
             time.sleep(poll)
-    return found | dict.fromkeys(waiting.values(), "it did not answer in time")
+    return found | dict.fromkeys(waiting.values(), LATE)
 
 
 def _opened(reply: Message) -> tuple[list[bytes], dict[str, Any]] | str:

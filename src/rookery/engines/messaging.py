@@ -7,6 +7,7 @@ of clients, so sums do not depend on who was first. Whose message fails is dealt
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import uuid
@@ -23,10 +24,11 @@ import numpy as np
 
 from rookery.data.batches import Shard
 from rookery.engines.base import OF_CLIENTS, Advance, Carry, PreparedRun, ServerInputs, broken, non_finite
-from rookery.engines.transport import Outcome, Request, Seat, Transport
+from rookery.engines.replies import DIGITS, check_said, refusal_of
+from rookery.engines.transport import LATE, Outcome, Request, Seat, Transport
 from rookery.engines.versions import Attempt
-from rookery.engines.worker import JOIN, MEASURE, NEED, NEWER, PHASE, REFUSED, Refused, compiled_answer
-from rookery.errors import InputError, MessageError
+from rookery.engines.worker import JOIN, MEASURE, NEWER, PHASE, REFUSED, compiled_answer
+from rookery.errors import InputError, MessageError, cleaned
 from rookery.federation.channels import map_vectors, pack_vector
 from rookery.federation.client import Call, Record, received
 from rookery.federation.cohort import Cohort
@@ -42,8 +44,8 @@ from rookery.vectors import Vector, row, zeros
 
 POLICIES = ("wait", "drop", "abort")
 PAUSE, LONGEST = 0.05, 10.0  # seconds before who did not answer is asked again, where there is no deadline
-DIGITS = 20  # of the time in the name of a server process
-NAMES = 3  # how often a process takes another name at most
+SPARED = 32  # rounds at most that a client is not asked in, after it was late again and again
+NAMES = 3  # how often a process takes another name at most because of one client
 LARGE = 1000.0  # a reply whose norm is so many times the median of the others' is named in a warning
 SENTENCE = 500  # characters of what a client says that are shown at most
 
@@ -102,6 +104,15 @@ class _First(Exception):
     def __init__(self, question: Question):
         super().__init__()
         self.question = question
+
+
+class _Late(NamedTuple):
+    """A client that was late: in how many rounds without a reply between, the last of these, and when it is asked
+    again."""
+
+    rounds: int = 0
+    last: int = -1
+    again: int = 0
 
 
 @dataclass
@@ -204,7 +215,8 @@ class MessageSession(ABC):
         self._shapes = shapes
         self._given_up = 0  # attempts of this process that did not count
         self._tried = 0  # how often the round of now was undone
-        self._names_taken = 0
+        self._late: dict[int, _Late] = {}  # by client that was late when it was last asked
+        self._names_taken: dict[int, int] = {}  # by client, how many other names this process took because of it
         self._expected: dict[Any, Any] = {}  # what a phase answers, by what it is asked
         self._along: Question | None = None  # what is to go along with the messages that are sent next
         self._ahead: dict[Any, bytes] = {}  # what was answered to messages that went along with others
@@ -301,8 +313,34 @@ class MessageSession(ABC):
         members = self._members(key)
         if int(members.present) == 0:
             return self.state.skip()
-        cohort = MessageCohort(self, members, _Round(key, attempt))
+        cohort = MessageCohort(self, members, _Round(key, attempt, gone=self._spared(members)))
         return next_state(self.inputs.method, _renewed(self.state), cohort)
+
+    def _spared(self, members: Members) -> set[int]:
+        """Clients that are not asked in this round: after two late rounds a client is spared for one, then for two,
+        four and so on. One that sends a byte now and then would cost a whole deadline in every round."""
+        round, cohort = int(self.state.round), set(np.asarray(members.index)[: int(members.present)].tolist())
+        spared = cohort & self._not_asked(round)
+        if len(cohort - spared) < self.on_failure.minimum:
+            return set()
+        if not self._asking_ahead:
+            why = "it is not asked: it was late in {} rounds, and is asked again in round {}"
+            for client in sorted(spared):
+                late = self._late[client]
+                name: Any = self._names[client]
+                self.missing.append(Missing(round, name, why.format(late.rounds, late.again)))
+        return spared
+
+    def _not_asked(self, round: int) -> set[int]:
+        return {client for client, late in self._late.items() if round < late.again}
+
+    def _note_late(self, client: int, round: int) -> None:
+        """Counts the rounds in which a client was late, one after another."""
+        before = self._late.get(client, _Late())
+        if round > before.last:
+            rounds = before.rounds + 1
+            again = round + 1 + (min(2 ** (rounds - 2), SPARED) if rounds > 1 else 0)
+            self._late[client] = _Late(rounds, round, again)
 
     def _members(self, key: jax.Array) -> Members:
         own = sampling_key(key)
@@ -402,6 +440,11 @@ class MessageSession(ABC):
                 self._note("failed", round=question.facts["round"], **who, failure=failures[client])
             self._away |= set(left)
         self.missing += [Missing(round, self._names[client], failures[client]) for client in left]
+        for client in question.clients if policy.policy == "drop" else ():
+            if client in answered:
+                self._late.pop(client, None)
+            elif failures[client] == LATE:
+                self._note_late(client, round)
         if left and policy.policy != "drop":
             raise ClientsFailed({self._names[client]: failures[client] for client in left})
         if left and question.counted and len(answered) < policy.minimum:
@@ -441,7 +484,7 @@ class MessageSession(ABC):
         found, failures, needs = {}, {}, {}
         for place, client in enumerate(asked):
             if place not in outcome.replies:
-                failures[client] = outcome.failures.get(place, "nothing came back")
+                failures[client] = cleaned(outcome.failures.get(place, "nothing came back"))
                 continue
             data = outcome.replies[place]
             try:
@@ -450,10 +493,11 @@ class MessageSession(ABC):
                 failures[client] = str(error)
                 if (need := getattr(error, "need", None)) is not None:
                     needs[client] = need
-        newer = [need for need in needs.values() if re.fullmatch(NEWER, need)]
-        if newer and self._names_taken < NAMES:
+        later = {i: need for i, need in needs.items() if re.fullmatch(NEWER, need) and need > self._session}
+        if later := {i: need for i, need in later.items() if self._names_taken.get(i, 0) < NAMES}:
             # A server process of which no checkpoint tells was asking before this one, by a clock that ran ahead.
-            self._session, self._names_taken = _later_than(newer), self._names_taken + 1
+            self._session = _later_than(later.values())
+            self._names_taken |= {client: self._names_taken.get(client, 0) + 1 for client in later}
             raise _Renamed
         return found, failures, needs
 
@@ -503,15 +547,16 @@ class MessageSession(ABC):
         """An answer that is as it must be."""
         opened = self.wire.open(data)
         if REFUSED in opened.header:
-            need = opened.header.get(NEED)
-            raise Refused(str(opened.header[REFUSED])[:SENTENCE], None if need is None else str(need))
+            raise refusal_of(opened.header)
         if any(opened.header.get(name) != value for name, value in {**question.echo, "client": client}.items()):
             raise MessageError("message: it answers another question")
         tree, header = self.wire.decode(opened, like=question.like)
         if question.counted:
-            _check_said(header)
+            check_said(header, (*self.config.problem.names, *OF_CLIENTS))
         if self.on_failure.policy == "drop" and broken(tree):
             raise MessageError("message: it has numbers that are not finite")
+        if self.on_failure.policy == "drop" and question.counted and header["broken"]:
+            raise MessageError(f"message: the client's {header['broken'][0]} is not finite")
         return tree, header
 
     def expected(self, phase: str, update: bool, calls: Call, message: tuple) -> Any:
@@ -529,10 +574,10 @@ class MessageSession(ABC):
     def measured(self, names: list[str]) -> dict[str, np.ndarray]:
         """What every client measures on its own test examples, by metric: one exchange that is not counted. Of who does
         not answer, and the policy is to go on, NaN."""
-        try:
-            found = self._measured(names)
-        except _Renamed:
-            found = self._measured(names)
+        found = None
+        while found is None:
+            with contextlib.suppress(_Renamed):
+                found = self._measured(names)
         unknown, everybody = dict.fromkeys(names, np.nan), range(self.config.population)
         self.unmeasured = [client for client in everybody if client not in found]
         rows = [found[client][0] if client in found else unknown for client in everybody]
@@ -543,8 +588,10 @@ class MessageSession(ABC):
         body = lambda client, whole: self.wire.encode(self.state.z, self.header(MEASURE, attempt, client))
         like = {name: jax.ShapeDtypeStruct((), self.config.dtype) for name in names}
         echo = {"attempt": list(attempt), "exchange": -1}
+        everybody = range(self.config.population)
+        asked = sorted({*everybody} - self._not_asked(int(self.state.round))) or everybody
         facts = {"kind": "measurement", "round": int(self.state.round)}
-        question = Question(range(self.config.population), body, like, echo, counted=False, facts=facts)
+        question = Question(asked, body, like, echo, counted=False, facts=facts)
         if self.transport.slow and self.goes_on:
             self._along = self._first_question()
         answers = self.ask(question, int(self.state.round))
@@ -768,15 +815,6 @@ def _scaled(factors: jax.Array, slots: Mapping[int, int], answered: set[int]) ->
     every = sum(float(factors[slot]) for slot in slots.values())
     left = sum(float(factors[slot]) for client, slot in slots.items() if client in answered)
     return factors * (every / left) if left > 0 else factors
-
-
-def _check_said(header: Mapping[str, Any]) -> None:
-    """Refuses an answer that does not say how often each oracle was called, and what is not finite where it is."""
-    given, broken = header.get("oracles"), header.get("broken")
-    if not isinstance(given, dict) or not all(type(given.get(name)) is int and given[name] >= 0 for name in ORACLES):
-        raise MessageError("message: it does not say what the answer cost")
-    if not isinstance(broken, list) or not all(isinstance(name, str) for name in broken):
-        raise MessageError("message: it does not say what is not finite")
 
 
 _pack_vector = jax.jit(pack_vector, static_argnums=0)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rookery.engines.transport import PATIENCE, Outcome, Request
+from rookery.engines.transport import LATE, PATIENCE, Outcome, Request
 
 
 class NVFlare:
@@ -66,7 +66,7 @@ class NVFlare:
             else:
                 failures[place] = f"its call failed, with {why}" if why else "what it sent is no reply"
         late = set(range(len(requests))) - {*replies, *failures}
-        return Outcome(replies, failures | dict.fromkeys(late, "it did not answer in time"), seconds)
+        return Outcome(replies, failures | dict.fromkeys(late, LATE), seconds)
 
     def close(self) -> None:
         pass

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from rookery.engines.transport import Outcome, Request
+from rookery.engines.transport import LATE, Outcome, Request
 from rookery.errors import InputError
 from rookery.federation.wire import LARGEST
 
@@ -205,7 +205,7 @@ class Processes:
             except queue.Empty:
                 moment = time.monotonic()
                 site.kill()
-                why = "it did not answer in time"
+                why = LATE
                 break
             if frame is None:
                 status = site.end(SHORT)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
+LATE = "it did not answer in time"  # why a client has failed that was asked and had not answered by the deadline
 PATIENCE = 600.0  # seconds that an exchange may take on a framework where nothing is said
 
 

@@ -1,13 +1,16 @@
 """A client's record, version by version, in memory and on its own disk. Imports files and the client's contract.
 
 A version is on disk before its answer is on its way, so who was told of an answer can count on it: a worker that is
-killed comes back with what it had. One file each, written aside and renamed; a file that is damaged is as good as lost.
+killed comes back with what it had. One file each, written aside and renamed. A file says which run, client and version
+it is of, and has a digest of all that it holds. One that is damaged, or is of another client or run, is set aside and
+named when that version is needed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +24,7 @@ from rookery.federation.client import Record
 from rookery.files import fill_folder, remove_leftovers, writing
 
 ENDING, ANSWER = ".record", "answer"
+REFUSED = ".refused"  # added to the name of a file that is set aside
 
 
 class Attempt(NamedTuple):
@@ -37,6 +41,13 @@ class Attempt(NamedTuple):
         if not isinstance(given, list) or [type(part) for part in given] != [int, int, str]:
             raise MessageError("message: it does not say which attempt at a round it belongs to")
         return cls(*given)
+
+
+class Owner(NamedTuple):
+    """Whose a client state is: the run's name, and the client's number in it."""
+
+    run: str = ""
+    client: int = 0
 
 
 class Version(NamedTuple):
@@ -58,16 +69,19 @@ class Versions:
     Args:
       record: what it begins with, and what every version is like.
       folder: where they are kept; what is there already is taken up. None: in memory alone.
+      owner: Whose it is; files of others are refused.
     """
 
-    def __init__(self, record: Record, folder: Path | None = None):
+    def __init__(self, record: Record, folder: Path | None = None, owner: Owner | None = None):
+        self.owner = owner or Owner()
+        self.refused: list[str] = []  # sentences about files that were not as they must be
         self.folder = folder if jax.tree.leaves(record) else None  # what is nothing needs no disk
         folder = self.folder
         self.all = [Version(BEGINNING, record)]
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(folder)
-            found = [self._read(path, record) for path in folder.glob(f"*{ENDING}")]
+            found = [self._taken_up(path, record) for path in sorted(folder.glob(f"*{ENDING}"))]
             known = sorted((each for each in found if each is not None), key=lambda each: each.attempt[:2])
             self.all = known or self.all
             self.become(self.all)
@@ -90,28 +104,64 @@ class Versions:
             self._write(_name(version.attempt), version)
         self.all = [*(each for each in self.all if each.attempt != version.attempt), version]
 
+    def lost(self, whole: str) -> str:
+        """The sentence for a version that is needed and not here, with what is known of it."""
+        if not self.refused:
+            return f"{whole} is lost"
+        return f"{whole} is lost: {self.refused[0]}; restore the file from a backup, or begin the run anew"
+
     def _write(self, name: str, version: Version) -> None:
         assert self.folder is not None
         leaves = {str(i): np.array(leaf, order="C") for i, leaf in enumerate(jax.tree.leaves(version.record))}
         leaves[ANSWER] = np.frombuffer(version.answer, np.uint8)
-        told = {"attempt": json.dumps(list(version.attempt)), "exchange": str(version.exchange)}
+        said = {"attempt": json.dumps(list(version.attempt)), "exchange": str(version.exchange)}
+        said |= {"run": self.owner.run, "client": str(self.owner.client)}
+        said["digest"] = _digest(said, leaves)
         with writing("record", self.folder):
-            fill_folder(self.folder, lambda aside: safetensors.save_file(leaves, aside / name, told), last=name)
+            fill_folder(self.folder, lambda aside: safetensors.save_file(leaves, aside / name, said), last=name)
 
-    def _read(self, path: Path, like: Record) -> Version | None:
-        """What a file holds; None where it is no version of such a record."""
+    def _taken_up(self, path: Path, like: Record) -> Version | None:
+        """The version in a file; a file that must not be used is set aside."""
         try:
-            with safe_open(path, "numpy") as file:
-                told = file.metadata() or {}
-                attempt, exchange = Attempt.of(json.loads(told.get("attempt", "null"))), int(told["exchange"])
-                leaves = [file.get_tensor(str(i)) for i in range(len(file.keys()) - 1)]
-                answer = file.get_tensor(ANSWER).tobytes()
-        except (OSError, ValueError, KeyError, SafetensorError):
-            return None
+            return self._read(path, like)
+        except MessageError as error:
+            self.refused.append(f"{path.name} {error}")
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+            self.refused.append(f"{path.name} is damaged")
+        with writing("record", path):
+            path.replace(path.with_name(path.name + REFUSED))
+        return None
+
+    def _read(self, path: Path, like: Record) -> Version:
+        """What a file holds; refuses one that is not of this client, this run and its own name."""
+        with safe_open(path, "numpy") as file:
+            said = dict(file.metadata() or {})
+            leaves = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+        if "digest" not in said:
+            raise MessageError("was written by an earlier version of Rookery")
+        if said.pop("digest") != _digest(said, leaves):
+            raise MessageError("is damaged")
+        if said["client"] != str(self.owner.client):
+            raise MessageError(f"is of client {said['client']}, and this is client {self.owner.client}")
+        if said["run"] != self.owner.run:
+            raise MessageError("is of another run")
+        attempt, answer = Attempt.of(json.loads(said["attempt"])), leaves.pop(ANSWER).tobytes()
+        if path.name != _name(attempt):
+            raise MessageError(f"holds {_name(attempt)}")
+        held = [leaves[str(i)] for i in range(len(leaves))]
         wanted = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(like)]
-        if [(leaf.shape, leaf.dtype) for leaf in leaves] != wanted:
-            return None
-        return Version(attempt, jax.tree.unflatten(jax.tree.structure(like), leaves), exchange, answer)
+        if [(leaf.shape, leaf.dtype) for leaf in held] != wanted:
+            raise MessageError("has arrays of other shapes or types than this client's state")
+        return Version(attempt, jax.tree.unflatten(jax.tree.structure(like), held), int(said["exchange"]), answer)
+
+
+def _digest(said: Mapping[str, str], leaves: Mapping[str, np.ndarray]) -> str:
+    """A digest of all that a file holds. It tells damage and mix-ups, not malice: it has no key."""
+    total = hashlib.blake2b(json.dumps(sorted(said.items())).encode(), digest_size=16)
+    for name, leaf in sorted(leaves.items()):
+        total.update(f"{name} {leaf.dtype} {leaf.shape} ".encode())
+        total.update(np.ascontiguousarray(leaf).view(np.uint8).data if leaf.size else b"")
+    return total.hexdigest()
 
 
 def _name(attempt: Attempt) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from rookery.data.batches import Shard
 from rookery.data.federated import Level
 from rookery.engines.base import non_finite_record
-from rookery.engines.versions import BEGINNING, Attempt, Version, Versions
+from rookery.engines.versions import BEGINNING, Attempt, Owner, Version, Versions
 from rookery.errors import MessageError
 from rookery.federation import counts
 from rookery.federation.channels import unpack_vectors
@@ -35,7 +35,10 @@ FACTS = {"weight", "probability", "times", "round", "first", "round_key", "excha
 PHASE, MEASURE = "phase", "measure"  # what a worker can be asked
 REFUSED, NEED = "refused", "need"  # how a header begins that says why there is no answer, and what would help
 WHOLE, JOIN = "whole", "join"  # what would: the message with nothing left out; to be told what it is part of
-AGAIN, NEWER = "again", r"\d{20}-\w*"  # to be asked again; a name that sorts after this one
+AGAIN, NEWER = "again", r"[0-9]{20}-[0-9a-f]{8}"  # to be asked again; a name that sorts after this one
+
+
+LAST = "its record of the last round that it was part of"
 
 
 class Refused(MessageError):
@@ -76,6 +79,7 @@ class Worker:
       record: what it begins with.
       folder: where its record is kept, so that it comes back with it; None: in memory alone.
       jit: compile each phase; False runs it operation by operation, so that a debugger can stop in it.
+      run: The name of the run that the record is of.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Worker:
         record: Record,
         jit: bool = True,
         folder: Path | None = None,
+        run: str = "",
     ):
         self.index = index
         self._config = config
@@ -96,7 +101,7 @@ class Worker:
         self._wire = wire
         self._jit = jit
         self._initial = record
-        self.versions = Versions(record, folder)
+        self.versions = Versions(record, folder, Owner(run, index))
         self._kept: dict[int, Vector] = {}  # the vectors of the attempt that it has been sent
         self._lost: Any = ()  # what its channel lost of what it gave its neighbours last
         newest = self.versions.all[-1].attempt
@@ -163,7 +168,7 @@ class Worker:
         """Takes for good what a run ended with, and drops the rest; gives its record."""
         ended = self._version(final or BEGINNING)
         if ended is None:
-            raise MessageError(f"client {self.index}: its record of the last round that it was part of is lost")
+            raise MessageError(self.versions.lost(f"client {self.index}: {LAST}"))
         self.versions.become([ended])
         return ended.record
 
@@ -171,7 +176,7 @@ class Worker:
         """Takes for good what a message builds on, keeps what its attempt did so far, and drops the rest."""
         base = self._version(builds_on)
         if base is None:
-            raise MessageError(f"client {self.index}: its record of the last round that it was part of is lost")
+            raise MessageError(self.versions.lost(f"client {self.index}: {LAST}"))
         if attempt != self._attempt:
             self._attempt, self._kept = attempt, {}
         chain = [each for each in self.versions.all if each.attempt.base < builds_on.base]

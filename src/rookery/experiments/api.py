@@ -16,7 +16,7 @@ from rookery.experiments.experiment import CONFIG, FORM, Callback, CommonOptions
 from rookery.experiments.subject import OwnOptions, OwnSubject, Subject, check_methods
 from rookery.experiments.tune import Tuning
 from rookery.experiments.tune import tune as tune_subject
-from rookery.files import hold, read_json, write_text
+from rookery.files import check_path, hold, read_json, write_text
 from rookery.metric import Metrics
 from rookery.own_code import own_name
 from rookery.problems.base import Problem
@@ -294,6 +294,7 @@ def asked_of(
 def comparison_folder(folder: Path, asked: dict[str, Any], methods: list[str]) -> Iterator[list[str]]:
     """Holds the folder of a comparison, and gives the methods that it has besides. That of another one, whose table
     would be overwritten, is refused; methods may be added. One that is refused before it has begun leaves nothing."""
+    check_path(folder, "out")
     path, there = folder / "compare.json", folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -321,7 +322,12 @@ def _same_comparison(path: Path, asked: dict[str, Any], methods: list[str]) -> l
     if different := [name for name in asked if kept.get(name) != asked[name]]:
         shown = different[0].replace("_", " ")
         raise InputError(f"out: {str(path.parent)!r} holds a comparison with other {shown}; give another folder")
-    before = [label for label in kept.get("methods", []) if label not in methods]
+    held = kept.get("methods", [])
+    if not isinstance(held, list) or not all(isinstance(label, str) for label in held):
+        raise InputError(
+            f"out: {path.name} in {str(path.parent)!r} is damaged: its methods are not names; give another folder"
+        )
+    before = [label for label in held if label not in methods]
     write_text(path, json.dumps(asked | {"methods": [*before, *methods]}, indent=1))
     return before
 

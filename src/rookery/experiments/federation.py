@@ -24,7 +24,7 @@ from rookery.engines.messaging import LONGEST, PAUSE, ClientsFailed, Note, OnFai
 from rookery.engines.remote import Remote
 from rookery.engines.transport import Outcome, Request, Seat, Transport
 from rookery.engines.worker import AGAIN, JOIN, NEED, REFUSED
-from rookery.errors import InputError, MessageError
+from rookery.errors import InputError, MessageError, cleaned
 from rookery.experiments.configuration import agreement, common, read_configuration, write_configuration
 from rookery.experiments.experiment import (
     CONFIG,
@@ -38,7 +38,8 @@ from rookery.experiments.experiment import (
 from rookery.experiments.site import COMPARED, GOODBYE, HELLO, MEASURED_FIRST, assembled, reports_problem
 from rookery.federation.measuring import Curvature
 from rookery.federation.wire import Wire
-from rookery.files import checksum, read_json, slug, write_text
+from rookery.files import check_path, checksum, read_json, slug, write_text
+from rookery.memory import check_fits
 from rookery.runs.events import EVENTS, EventFile, Watch, printing
 from rookery.runs.fingerprint import difference, uncompared
 from rookery.runs.folder import open_folder, versions
@@ -49,6 +50,8 @@ from rookery.runs.table import Table
 from rookery.tasks.base import Assembly
 
 FEDERATION, MISSING = "federation", "missing.csv"
+COPIES = 3  # of the blank rows in the place of others' examples, while a task is put together
+DOMINANT = 10  # times the examples of all others that one site has, from which on the server says so
 
 Say = Callable[[str], Any]
 Sources = Mapping[str, str | None]  # sites by name, and the data that is their own; None: shares of what everybody has
@@ -58,6 +61,17 @@ def public(sources: Sources) -> dict[str, str | None]:
     """Sites, with their data where it is a part of what everybody has: what a configuration may say of them."""
     known = lambda data: isinstance(data, str) and data.partition("#")[0] in DATASETS
     return {name: data if known(data) else None for name, data in sources.items()}
+
+
+def check_names(sources: Sources) -> None:
+    """Refuses names of sites that cannot be shown, or that two sites would share as names of folders."""
+    taken: dict[str, str] = {}
+    for name in sources:
+        if cleaned(name, 100) != name or not name:
+            raise InputError(f"sites: {cleaned(name, 100)!r} cannot name a site; give up to 100 printable characters")
+        other = taken.setdefault(slug(name).lower(), name)
+        if other != name:
+            raise InputError(f"sites: {other!r} and {name!r} would share the folder {slug(name)!r}; rename one")
 
 
 def new_name(stem: str) -> str:
@@ -84,6 +98,7 @@ def serve(
       say: Called with each line to print, the events that matter among them.
       watch: Called with every event of the run.
     """
+    check_path(folder, "out")
     shown = printing(say)
     note = EventFile(folder / EVENTS, lambda event: (watch(event), shown(event)))
     resumed = (folder / CONFIG).is_file()
@@ -221,7 +236,7 @@ class _Server:
             for place, site in enumerate(left):
                 name = self.transport.sites[site]
                 if place not in outcome.replies:
-                    failures[name] = outcome.failures.get(place, "nothing came back")
+                    failures[name] = cleaned(outcome.failures.get(place, "nothing came back"))
                     continue
                 try:
                     answer = self._wire.header(outcome.replies[place])
@@ -229,10 +244,10 @@ class _Server:
                     failures[name] = str(error)
                     continue
                 if answer.get(NEED) == AGAIN:
-                    failures[name] = str(answer.get(REFUSED))
+                    failures[name] = cleaned(answer.get(REFUSED))
                     continue
                 if REFUSED in answer:
-                    raise InputError(str(answer[REFUSED]))
+                    raise InputError(cleaned(answer[REFUSED]))
                 answers[site] = answer
             if not failures:
                 return answers
@@ -248,10 +263,8 @@ class _Server:
         facts: dict[str, Any] = {}
         here = versions()
         for site, said in answers.items():
-            name = str(said.get("name"))
-            theirs = said.get("configuration")
-            if not isinstance(theirs, dict) or (part := difference(ours, theirs)) is not None:
-                part = part if isinstance(theirs, dict) else "configuration"
+            name = cleaned(said.get("name"))
+            if (part := _differs(said.get("configuration"), ours, "configuration")) is not None:
                 raise InputError(f"site {name}: it has another {part} than the server; give both the same")
             if name in facts:
                 raise InputError(f"site {name}: two sites say that they are it; names are of one site each")
@@ -261,7 +274,8 @@ class _Server:
             has = said["versions"] if isinstance(said.get("versions"), dict) else {}
             for what in COMPARED:
                 if has.get(what) != here[what]:
-                    self.say(f"site {name} has {what} {has.get(what)}, and the server {here[what]}: bits may differ")
+                    theirs = cleaned(has.get(what))
+                    self.say(f"site {name} has {what} {theirs}, and the server {here[what]}: bits may differ")
         own = [name for name, said in facts.items() if said is not None]
         if own and len(own) < len(facts):
             other = next(name for name in facts if facts[name] is None)
@@ -274,7 +288,13 @@ class _Server:
             given = self.experiment.options.partition
             raise InputError(f"partition: {given} was given, and sites have data of their own; natural is needed")
         self.digests = {name: checksum(json.dumps(said, sort_keys=True).encode()) for name, said in facts.items()}
-        return Outline.of(facts)
+        outline = Outline.of(facts)
+        name, count = outline.largest, max(outline.train)
+        what = f"blank rows in the place of all sites' examples, {COPIES} copies at each party,"
+        check_fits(f"site {name}: examples", count, what, COPIES * outline.blank_bytes)
+        if len(outline.names) > 1 and count > DOMINANT * (sum(outline.train) - count):
+            self.say(f"site {name} says that it has {count} of {sum(outline.train)} examples, and weighs as much")
+        return outline
 
     def check_unchanged(self, outline: Outline | None, before: Mapping[str, Any] | None) -> None:
         """Refuses to resume with other sites, or with other data at a site, than the run began with."""
@@ -337,9 +357,9 @@ class _Server:
             seen = lambda site: None if outline is None else outline.seen_by(names[site], named).to_json()
             own = lambda site: {"outline": seen(site), "clients": self._clients[site]}
             for site, answer in self._ask({site: said | own(site) for site in which}).items():
-                name, theirs = self.transport.sites[site], answer.get("agreement")
-                if not isinstance(theirs, dict) or (part := difference(theirs, ours)) is not None:
-                    part = part if isinstance(theirs, dict) else "run"
+                theirs: Any = answer.get("agreement")
+                name = self.transport.sites[site]
+                if (part := _differs(theirs, ours, "run")) is not None:
                     raise InputError(f"site {name}: it makes another {part} of the configuration than the server does")
                 if parts := uncompared(theirs, ours):
                     self.say(f"site {name}: its {', '.join(parts)} cannot be compared with the server's")
@@ -362,6 +382,13 @@ def _sizes(outline: Outline, name: str) -> str:
     """How many examples a site has, in words."""
     place = outline.names.index(name)
     return f"{outline.train[place]} training and {outline.test[place]} test examples"
+
+
+def _differs(theirs: Any, ours: Mapping[str, str], whole: str) -> str | None:
+    """The first part in which what a site says differs from the server's; `whole` where it is not of the same form."""
+    if not isinstance(theirs, dict) or set(theirs) != set(ours):
+        return whole
+    return difference(theirs, ours) if all(isinstance(digest, str) for digest in theirs.values()) else whole
 
 
 def _measurable(assembly: Assembly) -> Assembly:

@@ -20,10 +20,19 @@ from typing import Any
 
 from rookery.engines.messaging import ClientsFailed, OnFailure
 from rookery.engines.transport import PATIENCE
-from rookery.errors import InputError
+from rookery.errors import InputError, cleaned
 from rookery.experiments.configuration import read_configuration, write_configuration
 from rookery.experiments.experiment import Experiment
-from rookery.experiments.federation import FEDERATION, Say, Sources, new_name, public, refuse_another, serve
+from rookery.experiments.federation import (
+    FEDERATION,
+    Say,
+    Sources,
+    check_names,
+    new_name,
+    public,
+    refuse_another,
+    serve,
+)
 from rookery.experiments.machines import Started, environment, free_ports, own_folder, patiently
 from rookery.experiments.site import Site
 from rookery.files import slug, write_folder, write_text
@@ -38,6 +47,8 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray on the loopback device alone
+    "FLWR_INTERNAL_GRPC_CONTROL_API": "0",  # older forms of its APIs, which listen on all addresses
+    "FLWR_INTERNAL_GRPC_FLEET_API": "0",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
 }
 APP = "rookery_app"
@@ -64,6 +75,7 @@ state = "sites"
 
 def write_app(experiment: Experiment, folder: Path, sources: Sources, on_failure: OnFailure, run: str) -> None:
     """Writes the folder that `flwr run` takes; `sources` are the sites, with their data in a simulation."""
+    check_names(sources)
     told = {"transport": "flower", "run": run, "sites": public(sources), "on_failure": vars(on_failure)}
     write_configuration(experiment, folder, {FEDERATION: told})
     lost = [path for path in (folder / "own").rglob("*.py") if re.fullmatch(r"test_.*|.*_test\.py", path.name)]
@@ -86,19 +98,25 @@ README = """# A federation on Flower, made by `rookery export`
 Sites: {names}. Everybody installs `pip install "rookery[flower]=={version}"` (for a simulation also
 `pip install "flwr[simulation]"`), and sets FLWR_TELEMETRY_ENABLED=0. This folder is the app.
 
-- The server: `flower-superlink --insecure --disable-runtime-dependency-installation --host HOST --port 9091`; with
+- The server: `flower-superlink --insecure --disable-runtime-dependency-installation --host 127.0.0.1 --port 9090`; with
   certificates, in the place of --insecure: `--ssl-ca-certfile ca.pem --ssl-certfile server.pem --ssl-keyfile server.key
-  --enable-supernode-auth`, and for every site `flwr supernode register SITE.pub here --name SITE`.
+  --enable-supernode-auth`, and for every site `flwr supernode register SITE.pub here --name SITE`. The server's
+  certificate names HOST, localhost and 127.0.0.1. **Leave the SuperLink on 127.0.0.1**: whoever reaches its port runs
+  code on the server and at every site, also where SuperNodes have keys (Flower 1.41).
+- Beside it, the gate that sites reach: `python -m rookery.experiments.gate --host HOST --port 9091 --to 9090`; with
+  certificates also `--certificate server.pem --key server.key --authority ca.pem`. It passes on what SuperNodes say,
+  and refuses everything else.
 - A site: `flower-supernode --insecure --superlink HOST:9091 --node-config 'name="SITE" data="csv:/data/ours.csv"
   state="/var/rookery"'`; with certificates: `--root-certificates ca.pem --auth-supernode-private-key SITE`. Each
   further site on the same machine needs its own port as well: `--port 9095` (9094 is the first one's).
-- Whoever leads: `flwr run . here --stream -c 'out="/abs/results"'`, where $FLWR_HOME/config.toml has
-  `[superlink.here]` with `address = "HOST:9091"` and `insecure = true`, or `root-certificates = "/abs/ca.pem"`.
+- Whoever leads, on the server's machine: `flwr run . here --stream -c 'out="/abs/results"'`, where
+  $FLWR_HOME/config.toml has `[superlink.here]` with `address = "127.0.0.1:9090"` and `insecure = true`, or
+  `root-certificates = "/abs/ca.pem"`.
   **`flwr run` exits with status 0 even if a site is missing or the run fails.** Run `rookery resume /abs/results` on
   the server afterwards: it shows the result of a run that has ended, and exits with status 2 otherwise. `events.jsonl`
   in that folder names the sites that did not reply.
-- On one machine, as a simulation: `flower-superlink --insecure --simulation --disable-runtime-dependency-installation`,
-  then `flwr run . here --stream --federation-config "num-supernodes={number}"`.
+- On one machine, as a simulation: `flower-superlink --insecure --simulation --disable-runtime-dependency-installation
+  --host 127.0.0.1 --port 9090`, then `flwr run . here --stream --federation-config "num-supernodes={number}"`.
 
 An exchange takes seconds, whatever is in it. The results are in the folder that `out` names, on the server. The same
 again, with the same folder, goes on with a run that was stopped.
@@ -157,7 +175,7 @@ def _nodes(grid: Any, names: Sequence[str], patience: float) -> dict[str, int]:
     for node, said in exchange(grid, {node: [] for node in there}, max(1.0, end - time.monotonic())).items():
         if isinstance(said, str):
             raise InputError(f"sites: a SuperNode does not say who it is: {said}")
-        name = str(said[1].get("name"))
+        name = cleaned(said[1].get("name"))
         if vouched.get(node) and vouched[node] != name:
             raise InputError(f"site {name}: it is registered as {vouched[node]!r}, and says another name")
         if name not in names:
@@ -227,10 +245,7 @@ def federate(
         start = lambda name, command: stack.enter_context(Started(command, work / f"{slug(name)}.log", around(name)))
         link = f"127.0.0.1:{ports[0]}"
         listen = lambda port: ["--host", "127.0.0.1", "--port", str(port)]
-        certified = ["--ssl-ca-certfile", keys / "ca.pem", "--ssl-certfile", keys / "server.pem"]
-        certified += ["--ssl-keyfile", keys / "server.key", "--enable-supernode-auth"]
-        how = list(map(str, certified)) if secure else ["--insecure"]
-        start("link", ["flower-superlink", *how, "--disable-runtime-dependency-installation", *listen(ports[0])])
+        start("link", superlink(ports[0], keys if secure else None))
         trusted = f'root-certificates = "{keys / "ca.pem"}"' if secure else "insecure = true"
         write_text(work / "link" / "config.toml", f'[superlink.here]\naddress = "{link}"\n{trusted}\n')
         there = lambda: socket.create_connection(("127.0.0.1", ports[0]), 5.0).close()
@@ -255,6 +270,25 @@ def federate(
             with following(out / "server" / EVENTS, printing(say)):
                 call("run", str(work / "app"), "here", "--stream", "-c", f"out={json.dumps(str(out / 'server'))}")
         return _ended(out, work / "run.log")
+
+
+def superlink(port: int, keys: Path | None = None) -> list[str]:
+    """The command of a SuperLink that listens on this machine's loopback device alone.
+
+    One port of Flower 1.41 serves the Fleet API, for SuperNodes, and the Control API, which runs the code of anybody
+    who reaches it. SuperNode authentication does not protect the Control API. `rookery.experiments.gate` therefore
+    stands between the SuperLink and other machines.
+
+    Args:
+      port: Port to listen on.
+      keys: Folder that `write_keys` made; None: without certificates.
+    """
+    command = ["flower-superlink", "--disable-runtime-dependency-installation", "--host", "127.0.0.1"]
+    command += ["--port", str(port)]
+    if keys is None:
+        return [*command, "--insecure"]
+    command += ["--ssl-ca-certfile", str(keys / "ca.pem"), "--ssl-certfile", str(keys / "server.pem")]
+    return [*command, "--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"]
 
 
 def write_keys(folder: Path, names: Sequence[str]) -> None:
@@ -309,6 +343,6 @@ def _ended(out: Path, log: Path) -> Result:
     server = out / "server"
     if not (server / "result.json").is_file():
         said = re.findall(r"(?:RuntimeError|Exception|Error): (.*)", log.read_text(errors="replace"))
-        why = said[-1] if said else "it does not say why"
+        why = cleaned(said[-1]) if said else "it does not say why"
         raise InputError(f"run: it did not end as it should: {why}; {str(log)!r} has more")
     return Result.load(server)

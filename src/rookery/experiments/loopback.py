@@ -12,7 +12,7 @@ from rookery.engines.messaging import OnFailure
 from rookery.engines.processes import Processes, Program
 from rookery.errors import InputError
 from rookery.experiments.experiment import CONFIG, Callback, Experiment, read_config
-from rookery.experiments.federation import FEDERATION, Say, Sources, serve
+from rookery.experiments.federation import FEDERATION, Say, Sources, check_names, serve
 from rookery.experiments.site import site_program
 from rookery.files import refuse_used, slug, undamaged
 from rookery.runs.events import Watch
@@ -68,6 +68,7 @@ def federate(
     else:
         refuse_used(folder, "out")
         sites, policy = dict(sources), on_failure or OnFailure()
+    check_names(sites)
     told = {"transport": "loopback", "sites": sites, "on_failure": vars(policy)}
     with contextlib.closing(Processes(programs(folder, sites))) as transport:
         return serve(folder, transport, experiment, policy, told, callbacks, say, watch)

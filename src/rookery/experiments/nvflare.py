@@ -29,7 +29,16 @@ from rookery.engines.worker import AGAIN, Refused, refusal
 from rookery.errors import InputError
 from rookery.experiments.configuration import read_configuration, write_configuration
 from rookery.experiments.experiment import CONFIG, Experiment
-from rookery.experiments.federation import FEDERATION, Say, Sources, new_name, public, refuse_another, serve
+from rookery.experiments.federation import (
+    FEDERATION,
+    Say,
+    Sources,
+    check_names,
+    new_name,
+    public,
+    refuse_another,
+    serve,
+)
 from rookery.experiments.machines import Started, environment, free_ports, own_folder, patiently
 from rookery.experiments.site import site_program
 from rookery.federation.wire import Wire
@@ -71,6 +80,7 @@ def answer(body: bytes) -> bytes:
 
 def write_job(experiment: Experiment, folder: Path, sources: Sources, on_failure: OnFailure, run: str) -> None:
     """Writes the folder that is submitted to FLARE, `folder`/job, and a project to provision, project.yml."""
+    check_names(sources)
     with _installed():
         from nvflare.collab import CollabRecipe
     told = {"transport": "nvflare", "run": run, "sites": public(sources), "on_failure": vars(on_failure)}

@@ -36,7 +36,7 @@ from rookery.experiments.configuration import agreement, common, read_configurat
 from rookery.experiments.experiment import Experiment
 from rookery.federation.evaluation import TEST, ClientMetrics
 from rookery.federation.wire import Opened, Wire
-from rookery.files import fill_folder, read_json, slug, write_text
+from rookery.files import checksum, fill_folder, read_json, slug, write_text
 from rookery.runs.compiled import keep_compiled
 from rookery.runs.fingerprint import difference
 from rookery.runs.folder import versions
@@ -160,7 +160,9 @@ class Site:
     def _join(self, header: Mapping[str, Any]) -> dict[str, Any]:
         """Makes the run ready, keeps what it was told, and says what it makes of the configuration."""
         prepared, function = self._made_ready(header)
-        write_text(self.folder / "records" / slug(str(self._run)) / JOINED, json.dumps(dict(header)))
+        told = json.dumps(dict(header))
+        kept = json.dumps({"told": told, "checksum": checksum(told.encode())})
+        write_text(self.folder / "records" / slug(str(self._run)) / JOINED, kept)
         options = self.experiment.options
         what = f"{self.experiment.task_name} with {self.experiment.method_name}, {options.rounds} rounds"
         self._log(f"joined run {self._run}: {what}; clients here: {', '.join(map(str, self._workers))}")
@@ -200,6 +202,7 @@ class Site:
                 self._wire,
                 row(prepared.carry.records, i),
                 folder=None if measures else place / str(i),  # what is measured leaves no record
+                run=run,
             )
             for i in clients
         }
@@ -233,10 +236,10 @@ class Site:
         """Makes sure that it is part of a run: a process that was started again reads what it had been told."""
         if run is not None and run == self._run:
             return
-        place = self.folder / "records" / slug(str(run)) / JOINED
-        if not isinstance(run, str) or not place.is_file():
+        told = _told(self.folder / "records" / slug(str(run)) / JOINED) if isinstance(run, str) else None
+        if told is None:
             raise Refused(f"site {self.name}: it has not joined this run", JOIN)
-        self._made_ready(read_json(place, "site"))
+        self._made_ready(told)
 
     def _worker(self, opened: Opened) -> Worker:
         client = opened.header.get("client")
@@ -261,6 +264,16 @@ class Site:
                 self._log(f"the own variables of client {i} are in {own.name}")
         self._log(f"run {self._run} has ended; this process sent {self._replies} replies, {self._bytes} bytes")
         return {"name": self.name}
+
+
+def _told(path: Path) -> dict[str, Any] | None:
+    """What a site was told when it joined a run. None where that is lost or damaged: the server tells it again."""
+    try:
+        kept = json.loads(path.read_text())
+        told = kept["told"]
+        return json.loads(told) if checksum(told.encode()) == kept["checksum"] else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def _checked_rates(given: Any, awaited: tuple[str, ...]) -> dict[str, float]:

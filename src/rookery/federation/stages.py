@@ -72,6 +72,11 @@ def _kept(fraction: float, size: int) -> int:
     return max(1, math.ceil(fraction * size - 1e-9))
 
 
+def _widened(array: jax.Array) -> jax.Array:
+    """An array in a type of at least 32 bits, in which stages compute: bfloat16 has 8 digits."""
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
 def _places(size: int) -> Any:
     """The smallest type that holds places in an array."""
     return next(kind for kind in (jnp.uint8, jnp.uint16, jnp.uint32) if size - 1 <= jnp.iinfo(kind).max)
@@ -212,7 +217,8 @@ class Quantise(Stage):
     def pack(self, array: jax.Array, key: jax.Array) -> Arrays:
         flat = array.reshape(-1)
         count, each = self._blocks(flat.size)
-        blocks = jnp.pad(flat, (0, count * each - flat.size)).reshape(count, each)
+        given = jnp.pad(flat, (0, count * each - flat.size)).reshape(count, each)
+        blocks = _widened(given)
         scale = jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
         # Where 1 / s would be too small to be held, all entries would be 0, and a run that blows up would seem to rest.
         down = jnp.where(scale > 2.0**64, jnp.asarray(2.0**-64, blocks.dtype), 1)
@@ -220,19 +226,32 @@ class Quantise(Stage):
         steps = (unit + 1) / 2 if self.bits == 1 else unit * self._most
         above = jax.random.uniform(key, blocks.shape, blocks.dtype) if self.stochastic else 0.5
         codes = jnp.floor(steps + above)
+        if self.stochastic and self.bits > 1 and given.dtype != blocks.dtype:
+            codes = self._between(blocks, scale, jnp.floor(steps), above, given.dtype)
         codes = jnp.clip(codes, 0, 1) if self.bits == 1 else jnp.clip(codes, -self._most, self._most) + self._most
         whole = codes.reshape(-1)[: flat.size].astype(jnp.uint8)
         bits = (whole[:, None] >> jnp.arange(self.bits, dtype=jnp.uint8)) & jnp.uint8(1)
-        return {"bits": jnp.packbits(bits.reshape(-1)), "scale": scale[:, 0]}
+        return {"bits": jnp.packbits(bits.reshape(-1)), "scale": scale[:, 0].astype(given.dtype)}
+
+    def _between(self, blocks: jax.Array, scale: jax.Array, below: jax.Array, drawn: Any, dtype: Any) -> Any:
+        """Codes at random between two points of the grid as a type of few digits rounds them: by the rounded points,
+        so that their mean is the entry."""
+        point = lambda code: (code * (scale / self._most)).astype(dtype).astype(blocks.dtype)
+        code = jnp.clip(below, -self._most, self._most - 1)
+        code = code - (blocks < point(code)) + (blocks > point(code + 1))
+        code = jnp.clip(code, -self._most, self._most - 1)
+        low, high = point(code), point(code + 1)
+        return code + (drawn * (high - low) < blocks - low)
 
     def unpack(self, arrays: Arrays, shape: Shape) -> jax.Array:
-        scale, size = jnp.asarray(arrays["scale"]), math.prod(shape)
+        given, size = jnp.asarray(arrays["scale"]), math.prod(shape)
+        scale = _widened(given)
         bits = jnp.unpackbits(jnp.asarray(arrays["bits"]))[: size * self.bits].reshape(size, self.bits)
         codes = jnp.sum(bits.astype(jnp.int32) << jnp.arange(self.bits, dtype=jnp.int32), axis=1)
         unit = codes * 2 - 1 if self.bits == 1 else codes - self._most
         count, each = self._blocks(size)
         blocks = jnp.pad(unit.astype(scale.dtype), (0, count * each - size)).reshape(count, each)
-        return (blocks * (scale[:, None] / self._most)).reshape(-1)[:size].reshape(shape)
+        return (blocks * (scale[:, None] / self._most)).astype(given.dtype).reshape(-1)[:size].reshape(shape)
 
     def variance(self, shape: Shape) -> float:
         _, each = self._blocks(math.prod(shape))
@@ -252,7 +271,12 @@ class Sign(Stage):
 
     def pack(self, array: jax.Array, key: jax.Array) -> Arrays:
         flat = array.reshape(-1)
-        return {"bits": jnp.packbits((flat >= 0).astype(jnp.uint8)), "scale": jnp.mean(jnp.abs(flat))[None]}
+        # By a power of 2, which changes no digit: the sum of large entries is beyond the largest number.
+        down = jnp.where(jnp.max(jnp.abs(flat)) > 2.0**64, jnp.asarray(2.0**-64, flat.dtype), 1)
+        return {
+            "bits": jnp.packbits((flat >= 0).astype(jnp.uint8)),
+            "scale": (jnp.mean(jnp.abs(flat) * down) / down)[None],
+        }
 
     def unpack(self, arrays: Arrays, shape: Shape) -> jax.Array:
         scale, size = jnp.asarray(arrays["scale"]), math.prod(shape)
@@ -288,16 +312,17 @@ class LowRank(Stage):
         return f"lowrank:{self.rank}:{self.passes}"
 
     def pack(self, array: jax.Array, key: jax.Array) -> Arrays:
-        matrix = array.reshape(array.shape[0], -1)
+        matrix = _widened(array.reshape(array.shape[0], -1))
         right = jax.random.normal(key, (matrix.shape[1], self.rank), matrix.dtype)
         left = _product(matrix, right)
         for again in range(self.passes):
             left, _ = jnp.linalg.qr(_product(matrix, right) if again else left)
             right = _product(matrix.T, left)
-        return {"left": left, "right": right}
+        return {"left": left.astype(array.dtype), "right": right.astype(array.dtype)}
 
     def unpack(self, arrays: Arrays, shape: Shape) -> jax.Array:
-        return _product(jnp.asarray(arrays["left"]), jnp.asarray(arrays["right"]).T).reshape(shape)
+        left, right = jnp.asarray(arrays["left"]), jnp.asarray(arrays["right"])
+        return _product(_widened(left), _widened(right).T).astype(left.dtype).reshape(shape)
 
 
 def _product(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -29,8 +30,11 @@ MAGIC, VERSION = b"rookery", 1
 _DIGEST, _LENGTH = 16, 4
 _START = len(MAGIC) + 1 + _DIGEST + _LENGTH
 HEADER = 2**24  # bytes of a header at most
+NODES, ITEMS = 2**17, 2**20  # objects and lists of a header at most, and values in them
 LARGEST = 2**34  # bytes of a message at most
 DEPTH = 100  # levels of a tree at most
+_BRACKETS = 4 * DEPTH  # levels of json at most: a level of a tree takes up to three
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _KINDS = "fiub"  # of arrays: floats, integers, flags
 # Floats of JAX's that NumPy has not: they travel as the bits they are, with their name.
 _SHORT = {name: np.dtype(getattr(jnp, name)) for name in dir(jnp) if name == "bfloat16" or name.startswith("float8_")}
@@ -121,6 +125,7 @@ class Wire:
         size = int.from_bytes(data[_START - _LENGTH : _START], "little")
         if size > min(HEADER, len(data) - _START):
             raise MessageError(f"message: it says that its header is {size} bytes long, which it cannot be")
+        _check_json(data[_START : _START + size])
         try:
             described = json.loads(data[_START : _START + size])
         except (ValueError, RecursionError):
@@ -218,6 +223,19 @@ class Wire:
         if not isinstance(number, int) or not 0 <= number < len(self._kinds):
             raise MessageError("message: it has a node of a kind that this run does not know")
         return jax.tree.unflatten(self._kinds[number], [inside(child) for child in children])
+
+
+def _check_json(text: bytes) -> None:
+    """Refuses json that would take much more memory or time than it is long, before it is parsed."""
+    opened = text.count(b"{") + text.count(b"[")
+    if opened > NODES or text.count(b",") > ITEMS:
+        raise MessageError(f"message: its header has more than {NODES} objects and lists, or {ITEMS} values")
+    if opened > _BRACKETS:
+        depth = 0
+        for bracket in re.sub(rb"[^][{}]+", b"", _STRING.sub(b"", text)):
+            depth += 1 if bracket in b"[{" else -1
+            if depth > _BRACKETS:
+                raise MessageError(f"message: its header is more than {_BRACKETS} levels deep")
 
 
 def seal(described: bytes, arrays: bytes) -> bytes:

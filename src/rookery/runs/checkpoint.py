@@ -26,6 +26,7 @@ from rookery.engines.messaging import ignore
 from rookery.errors import AdviceWarning, InputError, StorageError
 from rookery.federation.steps import check_count, is_count
 from rookery.files import (
+    check_path,
     checksum,
     hold,
     read_json,
@@ -85,6 +86,7 @@ class Continued(Recorded):
 def read_plan(path: str | Path) -> tuple[Continued, dict[str, int]]:
     """What a run with checkpoints in a folder was asked to do: its plan, and its `rounds` and `every`."""
     folder = Path(path)
+    check_path(folder, "path")
     if not (folder / PLAN).is_file():
         lost = f"has checkpoints, and its {PLAN} is missing" if _found(folder) else "holds no checkpoints"
         raise InputError(f"path: {str(path)!r} {lost}; the folder of a run that wrote some is needed")
@@ -104,6 +106,7 @@ def open_checkpoints(
     """Holds a folder of checkpoints for one run: what writes them, and the one to go on from."""
     folder = Path(plan.folder)
     argument = "path" if isinstance(plan, Continued) else "checkpoints"
+    check_path(folder, argument)
     fresh = not folder.exists()
     with writing(argument, folder):
         folder.mkdir(parents=True, exist_ok=True)

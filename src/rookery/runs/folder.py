@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from rookery.errors import InputError, StorageError
-from rookery.files import fill_folder, hold, refuse_used, remove_leftovers
+from rookery.files import check_path, fill_folder, hold, refuse_used, remove_leftovers
 from rookery.runs.plot import plot_histories
 from rookery.runs.result import RESULT, Result
 from rookery.runs.table import Table
@@ -57,6 +57,7 @@ def open_folder(folder: Path | None, name: str, existing: bool = False) -> Itera
     """
     if folder is None:
         folder = make_folder(name)
+    check_path(folder, "out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -89,6 +89,8 @@ class OwnMetrics:
                 )
             if getattr(value, "shape", None) != ():
                 raise InputError(f"client_metrics: {name!r} of one example is {value}; every metric must be a scalar")
+            if np.issubdtype(value.dtype, np.complexfloating):
+                raise InputError(f"client_metrics: {name!r} is a complex number; every metric must be real")
         return list(given)
 
     @property

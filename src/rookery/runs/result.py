@@ -19,7 +19,7 @@ from rookery.engines.base import Carry, PreparedRun
 from rookery.engines.records import RecordStore
 from rookery.errors import InputError, unknown
 from rookery.federation.ledger import Ledger
-from rookery.files import checksum, fill_folder, read_json, undamaged, write_folder
+from rookery.files import check_path, checksum, fill_folder, read_json, undamaged, write_folder
 from rookery.runs.segments import Segment, replay
 from rookery.runs.table import Table
 from rookery.vectors import Tree, Values, row
@@ -246,6 +246,7 @@ class Result:
     def load(cls, path: str | Path) -> Result:
         """Reads what `save` wrote. Pytrees of classes of one's own come back as dicts."""
         folder = Path(path)
+        check_path(folder, "path")
         if not (folder / RESULT).is_file():
             raise InputError(f"path: {str(path)!r} holds no result; a folder written by Result.save is needed")
         description = read_json(folder / RESULT, "path")

@@ -32,6 +32,7 @@ from rookery.problems.base import Problem
 from rookery.problems.penalty import check_penalty
 from rookery.runs.checkpoint import Checkpoints, Saver, open_checkpoints, read_plan
 from rookery.runs.fingerprint import fingerprint
+from rookery.runs.forked import refuse_forked
 from rookery.runs.interrupts import answered, heed, listening, pending, wait_for_turn
 from rookery.runs.measured import awaited_rates, measured_run
 from rookery.runs.own_metrics import OwnMetrics
@@ -137,7 +138,9 @@ def run(
     Returns:
       A `Result`. A run that meets a non-finite state stops there, warns, and keeps the last good state.
     """
+    refuse_forked()
     metrics, stop, every = check_arguments(rounds, metrics, stop, every)
+    callbacks = check_callbacks(callbacks)
     if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
         raise InputError(f'checkpoints: {checkpoints!r} was given; rk.Checkpoints("folder", every=10) is needed')
     code = code_of(problem, method, clients, sampling, metrics, client_metrics, up, down, x, y, start)
@@ -190,7 +193,7 @@ def run(
         session = engine.open(prepared, ledger)
         if together():
             wait_for_turn()
-        loop = _Loop(prepared, session, metrics, own, stop, tuple(callbacks), seconds, first, saver)
+        loop = _Loop(prepared, session, metrics, own, stop, callbacks, seconds, first, saver)
         if previous is not None:
             loop.history = previous.history
         elif state is None and has_start(method):
@@ -484,6 +487,19 @@ def check_arguments(
     return (no_metrics if metrics is None else metrics), stop or {}, every or max(1, int(rounds) // EVALUATIONS)
 
 
+def check_callbacks(callbacks: Any) -> tuple[Callable[[int, dict], Any], ...]:
+    """Refuses callbacks that cannot be called."""
+    given = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
+    for callback in given:
+        if not callable(callback):
+            raise InputError(
+                f"callbacks: {callback!r} was given; functions of the round and a row of the history are needed"
+            )
+    if not isinstance(callbacks, Iterable):
+        raise InputError(f"callbacks: {callbacks!r} was given; a list of functions is needed: callbacks=[...]")
+    return given
+
+
 def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry, others: tuple[str, ...] = ()) -> list[str]:
     """Refuses metrics that are no scalars, and targets that are no metrics; gives the metrics' names."""
     given: Any = None
@@ -512,6 +528,10 @@ def check_metrics(metrics: Metrics, stop: Mapping[str, Any], carry: Carry, other
     for name, shape in zip(given, shapes):
         if shape.shape != ():
             raise InputError(f"metrics: {name!r} has shape {shape.shape}; every metric must be a scalar")
+        if jnp.issubdtype(shape.dtype, jnp.complexfloating):
+            raise InputError(
+                f"metrics: {name!r} is a complex number; every metric must be real: give its size or a part"
+            )
     for name, target in stop.items():
         if name not in (*given, *others):
             raise InputError(f"stop: there is no metric {name!r}; there are {', '.join([*given, *others]) or 'none'}")
