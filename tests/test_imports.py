@@ -20,6 +20,7 @@ ALLOWED = {
     "structs": set(),
     "vectors": {"errors"},
     "metric": {"vectors"},
+    "direction": {"errors"},
     "own_code": {"errors"},
     "memory": {"errors"},
     "files": {"errors"},
@@ -28,10 +29,14 @@ ALLOWED = {
     "federation": {"errors", "memory", "structs", "vectors", "data", "problems"},
     "algorithms": {"errors", "own_code", "structs", "vectors", "problems", "federation"},
     "engines": {"errors", "files", "vectors", "data", "problems", "federation"},
-    "tasks": {"errors", "memory", "vectors", "metric", "own_code", "data", "problems"},
-    "runs": {"errors", "files", "own_code", "memory", "vectors", "metric", "data", "problems", "federation", "engines", "version"},
+    "tasks": {"errors", "memory", "vectors", "metric", "direction", "own_code", "data", "problems"},
+    "runs": {
+        "errors", "files", "own_code", "memory", "vectors", "metric", "direction", "data", "problems", "federation",
+        "engines", "version",
+    },
     "experiments": {
-        "errors", "files", "own_code", "metric", "vectors", "version", "data", "problems", "federation", "algorithms",
+        "errors", "files", "own_code", "metric", "direction", "vectors", "version", "data", "problems", "federation",
+        "algorithms",
         "engines", "runs", "tasks",
     },
     "reproduce": {

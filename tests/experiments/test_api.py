@@ -28,11 +28,11 @@ def test_methods_on_a_problem_get_the_same_exchanges():
     assert table["method"].tolist() == ["FedAvg", "two steps"]
     np.testing.assert_allclose(table["final gap"], [2.75 * 0.9**7, 2.75 * 0.9**14], rtol=1e-5)
     assert table["reached"].tolist() == [0, 2] and table["exchanges to target"][1] == 5
-    head, first, second = repr(found).splitlines()
-    assert (
-        head.startswith("method     final gap") and "at 7 exchanges" in head and second.startswith("two steps  0.629")
-    )
-    assert len({line.index(word) for line, word in ((head, "final"), (first, "1.315"), (second, "0.629"))}) == 1
+    said, head, first, second, *_ = str(found).splitlines()
+    assert said == "gap: lower is better (falling=True); 2 seeds: mean ± sample deviation"
+    assert head.startswith("method     at 7 exchanges (final)") and second.startswith("two steps  0.6291 ± 0")
+    assert len({line.index(word) for line, word in ((head, "at 7"), (first, "1.315"), (second, "0.629"))}) == 1
+    assert "exchanges to 1" in head and "never" in first and "2 of 2" in second
 
 
 @pytest.mark.parametrize(("axis", "spent"), {"megabytes": 24e-6 * 8, "gradients": 12}.items())

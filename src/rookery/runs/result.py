@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
+from rookery.direction import lower_is_better
 from rookery.engines.base import Carry, PreparedRun
 from rookery.engines.records import RecordStore
 from rookery.errors import InputError, unknown
@@ -30,12 +33,21 @@ HISTORY, SEQUENCES, STATE, RESULT = "history.csv", "sequences.safetensors", "sta
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a run stopped being finite: the first round that left something non-finite, and what."""
+    """Where a run diverged.
+
+    Args:
+      round: The first round that left a state that is not finite; or the last round, where the run ended by itself.
+      sequences: What was not finite, or what exploded.
+      reason: How it exploded, of a run whose state stayed finite (`runs/divergence.py` has the rule).
+    """
 
     round: int
     sequences: tuple[str, ...]
+    reason: str = ""
 
     def __str__(self) -> str:
+        if self.reason:
+            return f"{self.reason} by round {self.round}, the last one; its state is finite and is kept"
         return (
             f"{' and '.join(self.sequences)} not finite after round {self.round}; "
             f"the state after round {self.round - 1} is kept"
@@ -145,6 +157,17 @@ class Result:
         return dict(self.state.rates or {})
 
     @property
+    def worse(self) -> dict[str, tuple[float, float]]:
+        """The metrics that ended worse than they began, each with its first and last value; only metrics whose name
+        says whether lower is better."""
+        found = {}
+        for metric in self.history.metrics if self.history.rows else ():
+            first, last = float(self.history[metric][0]), float(self.history[metric][-1])
+            if (signed_change(metric, first, last) or 0.0) > 0:
+                found[metric] = (first, last)
+        return found
+
+    @property
     def x(self) -> Tree:
         """The final x."""
         return self.sequences.x
@@ -177,6 +200,7 @@ class Result:
                 f"Result: {self.status} after round {self.state.round}{where}",
                 f"  {metrics}",
                 *([f"  step sizes, measured: {shown_rates(self.rates)}"] if self.rates else []),
+                *([f"  {shown_worse(self.worse)}"] if self.worse else []),
                 f"  {cost.exchanges} exchanges, {(cost.bytes_up + cost.bytes_down) / 1e6:.4g} MB, "
                 f"{cost.gradients} gradients, {self.state.seconds:.3g} s and {self.compile_seconds:.3g} s of compiling",
                 f"  sequences: {shapes}" + (f" ({len(self.local)} clients have their own)" if self.local else ""),
@@ -212,9 +236,7 @@ class Result:
         description = {
             "format": FORMAT,
             "status": self.status,
-            "divergence": None
-            if self.divergence is None
-            else {"round": self.divergence.round, "sequences": list(self.divergence.sequences)},
+            "divergence": None if self.divergence is None else dataclasses.asdict(self.divergence),
             "compile_seconds": self.compile_seconds,
             "sequences": {name: describe(tree, name, arrays) for name, tree in self.sequences.items()},
             "local": list(self.local[0]) if self.local else [],
@@ -264,10 +286,30 @@ class Result:
             ledger=state.ledger.copy(),
             state=state,
             status=description["status"],
-            divergence=None if divergence is None else Divergence(divergence["round"], tuple(divergence["sequences"])),
+            divergence=None if divergence is None else _divergence(divergence),
             compile_seconds=description["compile_seconds"],
             clients=None if description.get("client_metrics") is None else Table(description["client_metrics"]),
         )
+
+
+def _divergence(described: Mapping[str, Any]) -> Divergence:
+    return Divergence(described["round"], tuple(described["sequences"]), described.get("reason", ""))
+
+
+def signed_change(metric: str, first: float, last: float, falling: bool | None = None) -> float | None:
+    """Return by how much a metric got worse; None where its direction is not known or a value is not finite."""
+    lower = lower_is_better(metric) if falling is None else falling
+    if lower is None or not (math.isfinite(first) and math.isfinite(last)):
+        return None
+    return last - first if lower else first - last
+
+
+def shown_worse(worse: Mapping[str, tuple[float, float]]) -> str:
+    """Name the metrics that ended worse than they began, in a sentence."""
+    each = [
+        f"{name} ended at {last:.3g}, worse than its first value {first:.3g}" for name, (first, last) in worse.items()
+    ]
+    return f"{'; '.join(each)}: if that is unexpected, try smaller step sizes"
 
 
 def shown_rates(rates: Mapping[str, float]) -> str:

@@ -30,6 +30,7 @@ from rookery.metric import Metrics, measure, split
 from rookery.problems.base import Problem
 from rookery.problems.penalty import check_penalty
 from rookery.runs.checkpoint import Checkpoints, Saver, open_checkpoints, read_plan
+from rookery.runs.divergence import concluded, sizes
 from rookery.runs.fingerprint import fingerprint
 from rookery.runs.interrupts import answered, heed, listening, pending, wait_for_turn
 from rookery.runs.measured import awaited_rates, measured_run
@@ -130,7 +131,8 @@ def run(
         after anything that stops it.
 
     Returns:
-      A `Result`. A run that meets a non-finite state stops there, warns, and keeps the last good state.
+      A `Result`. A run that meets a non-finite state stops there, warns, and keeps the last good state. A run that
+      explodes and stays finite does all its rounds, and its result warns and has the status "diverged" as well.
     """
     metrics, stop, every = check_arguments(rounds, metrics, stop, every)
     if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
@@ -153,6 +155,7 @@ def run(
         )
         engine = _engine_for(engine, clients)
         _check_neighbours(engine, method)
+        initial = sizes(whole.carry.values())
         here = whole.without_records() if getattr(engine, "elsewhere", False) else whole
         prepared, ledger, seconds = _resume(here, state)
         own = None
@@ -176,7 +179,7 @@ def run(
         session = engine.open(prepared, ledger)
         if together():
             wait_for_turn()
-        loop = _Loop(prepared, session, metrics, own, stop, tuple(callbacks), seconds, first, saver)
+        loop = _Loop(prepared, session, metrics, own, stop, tuple(callbacks), seconds, first, saver, initial)
         if previous is not None:
             loop.history = previous.history
         elif state is None and has_start(method):
@@ -238,8 +241,10 @@ class _Loop:
         seconds: float,
         first: int,
         saver: Saver | None,
+        initial: Mapping[str, float],
     ):
         self.prepared = prepared
+        self.initial = initial
         self.session = session
         function, arrays = split(metrics)
         self.metric = (function, jax.device_put(arrays))
@@ -259,7 +264,7 @@ class _Loop:
         """Goes on to a number of rounds in all; `ended` is how it has ended already, if it has."""
         self.end = end = self.first + rounds
         if ended is not None and (self.round >= end or ended == "stopped"):
-            return self.result(ended, None)
+            return concluded(self.result(ended, None), self.initial)
         status, divergence = "done", None
         try:
             if agreed(self.saver is not None):
@@ -311,7 +316,10 @@ class _Loop:
             session: Any = self.session
             error.missing = session.versions["missing"]
             raise
-        return self.result(status, divergence)
+        found = concluded(self.result(status, divergence), self.initial)
+        if found.status != status:
+            warnings.warn(f"the run diverged: {found.divergence}", DivergenceWarning, stacklevel=4)
+        return found
 
     def advance(self, rounds: int) -> Divergence | None:
         """Some rounds in one call, short enough to be interrupted."""
