@@ -54,11 +54,8 @@ def _rows(comparison: Comparison) -> list[list[str]]:
         columns[f"at equal {axis}"] = head
     target = comparison.target
     heads = ["method", *columns.values()]
-    heads += (
-        []
-        if target is None
-        else [*(f"{axis} to {target:g}" for axis in ("exchanges", "megabytes", "seconds")), "reached"]
-    )
+    if target is not None:
+        heads += [*(f"{axis} to {target:g}" for axis in ("exchanges", "megabytes", "seconds")), "reached"]
     marked = any(row["diverged"] or row["worse than at first"] for row in rows)
     heads += ["runs"] if marked else []
     return [heads, *(_row(row, list(columns), target is not None, marked) for row in rows)]
