@@ -87,13 +87,17 @@ def test_a_method_is_added_to_a_comparison(tmp_path, capsys):
     """Only the new one is run."""
     small = ["--task.hidden", "4", "--clients", "10", "--cohort", "3", "--exchanges", "3", "--seeds", "1"]
     out = ["--out", str(tmp_path / "out")]
-    assert main(["compare", "hyperrep", "simfbo", *small, *out]) == 0
+    assert main(["compare", "hyperrep", "simfbo", *small, *out, "--tune"]) == 0
     before = (tmp_path / "out" / "simfbo-seed0" / "result.json").stat().st_mtime_ns
-    assert main(["compare", "hyperrep", "simfbo", "fedbio", *small, *out]) == 0
+    assert main(["compare", "hyperrep", "fedbio", *small, *out, "--tune"]) == 0
+    described = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert (
+        described["tunings"].keys() == {"simfbo", "fedbio"} and "server_lr.x" in described["tunings"]["simfbo"]["grid"]
+    )
     assert (tmp_path / "out" / "simfbo-seed0" / "result.json").stat().st_mtime_ns == before
     assert json.loads((tmp_path / "out" / "compare.json").read_text())["methods"] == ["simfbo", "fedbio"]
     assert rk.Table.from_csv(tmp_path / "out" / "comparison.csv")["method"].tolist() == ["simfbo", "fedbio"]
-    assert main(["compare", "hyperrep", "simfbo", *small[:-2], "--seeds", "2", *out]) == 2
+    assert main(["compare", "hyperrep", "simfbo", *small[:-2], "--seeds", "2", *out, "--tune"]) == 2
     assert "holds a comparison with other seeds" in capsys.readouterr().err
 
 

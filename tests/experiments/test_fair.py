@@ -13,6 +13,7 @@ import pytest
 import rookery as rk
 from rookery.data.partitions import as_text, parse
 from rookery.direction import lower_is_better
+from rookery.experiments.api import _same_comparison
 from rookery.experiments.compare import Comparison
 from rookery.experiments.statistics import paired, summarise
 from rookery.experiments.tune import Grid, Score, select
@@ -254,6 +255,18 @@ def test_diverged_runs_are_marked_and_in_no_mean():
     mixed = Comparison("accuracy", False, {"a": runs}, diverged={"a": [False, False, True]})
     assert mixed.table().rows[0]["final accuracy"] == pytest.approx(0.6)
     assert "2 of 3" in str(mixed)
+
+
+def test_a_comparison_in_which_all_runs_diverged_is_printed():
+    lost = Comparison("accuracy", False, {"a": [history([0.1, 0.5])]}, diverged={"a": [True]})
+    head, row = str(lost).splitlines()[1:]
+    assert "nan" not in head and "diverged" in row and lost.differences().rows == []
+
+
+def test_a_damaged_list_of_methods_is_refused(tmp_path):
+    (tmp_path / "compare.json").write_text(json.dumps({"methods": [{"a": 1}]}))
+    with pytest.raises(rk.InputError, match="is damaged: methods must be a list of labels"):
+        _same_comparison(tmp_path / "compare.json", {}, ["a"])
 
 
 # Arguments that make a task.

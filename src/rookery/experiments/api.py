@@ -351,13 +351,16 @@ def comparison_folder(folder: Path, asked: dict[str, Any], methods: list[str]) -
 
 
 def _same_comparison(path: Path, asked: dict[str, Any], methods: list[str]) -> list[str]:
-    """Refuses what another comparison was asked; writes what this one is, with all its methods so far, and gives those
-    that are not among the methods of now."""
+    """Refuse the folder of another comparison. Write the options of this one with all its methods so far, and return
+    the earlier methods that are not among the present ones."""
     kept = read_json(path, "out", "; give another folder") if path.is_file() else asked
     if different := [name for name in asked if kept.get(name) != asked[name]]:
         shown = different[0].replace("_", " ")
         raise InputError(f"out: {str(path.parent)!r} holds a comparison with other {shown}; give another folder")
-    before = [label for label in kept.get("methods", []) if label not in methods]
+    earlier = kept.get("methods", [])
+    if not isinstance(earlier, list) or not all(isinstance(label, str) for label in earlier):
+        raise InputError(f"out: {str(path)!r} is damaged: methods must be a list of labels; give another folder")
+    before = [label for label in earlier if label not in methods]
     write_text(path, json.dumps(asked | {"methods": [*before, *methods]}, indent=1))
     return before
 

@@ -14,7 +14,17 @@ import numpy as np
 
 from rookery.direction import GIVEN, known_direction
 from rookery.errors import InputError
-from rookery.experiments.experiment import CONFIG, Callback, Experiment, decisive, launch, read_config, resume_folder
+from rookery.experiments.experiment import (
+    CONFIG,
+    Callback,
+    Experiment,
+    decisive,
+    launch,
+    read_config,
+    read_experiment,
+    resume_folder,
+)
+from rookery.experiments.shown import EQUAL, comparison_text
 from rookery.experiments.statistics import paired, summarise
 from rookery.experiments.subject import Subject
 from rookery.experiments.tune import CANDIDATES, Cost, Tuning, probe, tune
@@ -33,7 +43,6 @@ AXES: dict[str, tuple[Callable[[Table], np.ndarray], float]] = {
     "seconds": (lambda history: history["seconds"], 1),
     "round": (lambda history: history["round"], 1),
 }
-EQUAL = ("exchanges", "megabytes", "gradients")  # methods are compared at equal amounts of these; seconds vary
 
 
 def cost(history: Table, axis: str) -> np.ndarray:
@@ -207,8 +216,6 @@ class Comparison:
 
     def __repr__(self) -> str:
         """Show the comparison: its table, paired differences, and what was tuned."""
-        from rookery.experiments.shown import comparison_text
-
         return comparison_text(self)
 
 
@@ -243,6 +250,7 @@ class Budget(NamedTuple):
 
 
 Kept = Callable[[Subject, str], Any]  # runs a subject under a label, or returns its earlier result
+REMOVE = "; remove it, and it is tuned again"
 TuneOne = Callable[[Subject, float, int], Tuning]  # of a subject, a budget in gradients, and rounds
 
 
@@ -276,7 +284,14 @@ def compare_subjects(
     say(first.clients.described())
     costs = {label: probe(subject) for label, subject in subjects.items()}
     rounds = {label: budget.rounds(cost) for label, cost in costs.items()}
-    tunings = _tune_all(subjects, costs, rounds, tune_budget, tune_one or (lambda *one: tune(*one, say)), say)
+    tunings = _tune_all(
+        subjects,
+        costs,
+        rounds,
+        tune_budget,
+        tune_one or (lambda one, amount, rounds: tune(one, amount, rounds, say)),
+        say,
+    )
     histories: dict[str, list[Table]] = {}
     diverged: dict[str, list[bool]] = {}
     for label, subject in subjects.items():
@@ -356,8 +371,22 @@ def compare_in_folder(
         found,
         histories={**histories, **found.histories},
         diverged={**diverged, **found.diverged},
+        tunings={**_kept_tunings(folder, there, kept), **found.tunings},
         folders=(*(path for label in kept for path in there[label]), *folders),
     )
+
+
+def _kept_tunings(folder: Path, runs: Mapping[str, Sequence[Path]], labels: Iterable[str]) -> dict[str, Tuning]:
+    """The tunings of methods that a folder holds already, where they were tuned."""
+    tunings = {}
+    for label in labels:
+        path = folder / "tuning" / f"{slug(label)}.json"
+        if path.is_file():
+            described = read_json(path, "out", REMOVE)
+            with undamaged(path, "out", REMOVE):
+                of = type(read_experiment(runs[label][0]).method)
+                tunings[label] = Tuning.from_json(described, {of.__name__: of})
+    return tunings
 
 
 def check(seeds: int, tune_budget: float | None) -> None:
@@ -404,8 +433,8 @@ def _tune_once(experiment: Experiment, budget: float, rounds: int, path: Path, s
     """Tune, or return what was found before for the same experiment, budget and rounds."""
     asked = decisive(experiment.to_json() | {"budget": budget, "rounds": rounds})
     if path.is_file():
-        kept = read_json(path, "out", "; remove it, and it is tuned again")
-        with undamaged(path, "out", "; remove it, and it is tuned again"):
+        kept = read_json(path, "out", REMOVE)
+        with undamaged(path, "out", REMOVE):
             if kept["asked"] == asked:
                 return Tuning.from_json(kept, {type(experiment.method).__name__: type(experiment.method)})
     tuning = tune(experiment, budget, rounds, say)

@@ -15,7 +15,7 @@ from rookery.experiments.tune import Tuning
 if TYPE_CHECKING:
     from rookery.experiments.compare import Comparison
 
-EQUAL = ("exchanges", "megabytes", "gradients")
+EQUAL = ("exchanges", "megabytes", "gradients")  # what is made equal; seconds depend on the machine
 FEW = 6  # values of a grid that are listed; of more, their number and range
 
 
@@ -50,8 +50,9 @@ def _rows(comparison: Comparison) -> list[list[str]]:
     same = next((axis for axis in EQUAL if all(_equal(row[final], row[f"at equal {axis}"]) for row in rows)), None)
     columns = {} if same else {final: final}
     for axis in EQUAL:
-        head = f"at {comparison.common(axis):.4g} {axis}" + (" (final)" if axis == same else "")
-        columns[f"at equal {axis}"] = head
+        amount = comparison.common(axis)  # NaN where every run diverged
+        head = f"at equal {axis}" if math.isnan(amount) else f"at {amount:.4g} {axis}"
+        columns[f"at equal {axis}"] = head + (" (final)" if axis == same else "")
     target = comparison.target
     heads = ["method", *columns.values()]
     if target is not None:

@@ -252,10 +252,9 @@ class Grid:
         led = [name for name in own if name == lead or (name == "x" and name not in others)]
         rest = tuple(f"lr.{name}" for name in others) + tuple(f"server_lr.{name}" for name in own if name not in led)
         rest += tuple(name for name, rate_of in marked.items() if rate_of is not None)
-        dimensions = {f"lr.{lead}": (f"lr.{lead}", *(f"server_lr.{name}" for name in led))}
+        dimensions: dict[str, tuple[str, ...]] = {f"lr.{lead}": (f"lr.{lead}", *(f"server_lr.{name}" for name in led))}
         dimensions |= _optimisers(method.server) if "server" in fields else {}
-        if rest:
-            dimensions["the other step sizes" if len(rest) > 1 else rest[0]] = rest
+        dimensions |= _together("the other step sizes", rest)
         if own:
             dimensions["server_lr"] = tuple(f"server_lr.{name}" for name in own)
         dimensions |= {name: (name,) for name, rate_of in marked.items() if rate_of is None}
@@ -319,9 +318,16 @@ def _optimisers(server: Any) -> dict[str, tuple[str, ...]]:
     if not names:
         return {}
     lead, others = _lead_and_others(names)
-    found = {f"server.{lead}.learning_rate": (f"server.{lead}.learning_rate",)}
+    found: dict[str, tuple[str, ...]] = {f"server.{lead}.learning_rate": (f"server.{lead}.learning_rate",)}
     rest = tuple(f"server.{name}.learning_rate" for name in others)
-    return found | ({"the server's other step sizes" if len(rest) > 1 else rest[0]: rest} if rest else {})
+    return found | _together("the server's other step sizes", rest)
+
+
+def _together(name: str, numbers: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """One dimension of some numbers, under this name; a single number goes by its own name."""
+    if not numbers:
+        return {}
+    return {numbers[0] if len(numbers) == 1 else name: numbers}
 
 
 class _Search:

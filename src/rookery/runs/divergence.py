@@ -79,4 +79,4 @@ def _largest(leaf: Any) -> float:
     array = np.asarray(leaf)
     if array.ndim and array.size and array.strides[0] == 0:  # one client's initial value, shown for all clients
         array = array[:1]
-    return float(np.abs(array).max()) if array.size and array.dtype.kind in "fiu" else 0.0
+    return max(float(array.max()), -float(array.min())) if array.size and array.dtype.kind in "fiu" else 0.0
