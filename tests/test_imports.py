@@ -21,6 +21,7 @@ ALLOWED = {
     "identity": set(),
     "vectors": {"errors"},
     "metric": {"vectors"},
+    "direction": {"errors"},
     "own_code": {"errors"},
     "memory": {"errors"},
     "files": {"errors"},
@@ -29,11 +30,14 @@ ALLOWED = {
     "federation": {"errors", "memory", "structs", "vectors", "data", "problems"},
     "algorithms": {"errors", "own_code", "structs", "vectors", "problems", "federation"},
     "engines": {"errors", "files", "vectors", "data", "problems", "federation"},
-    "tasks": {"errors", "memory", "vectors", "metric", "own_code", "data", "problems"},
-    "runs": {"errors", "files", "identity", "own_code", "memory", "vectors", "metric", "data", "problems", "federation", "engines", "version"},
+    "tasks": {"errors", "memory", "vectors", "metric", "direction", "own_code", "data", "problems"},
+    "runs": {
+        "errors", "files", "identity", "own_code", "memory", "vectors", "metric", "direction", "data", "problems",
+        "federation", "engines", "version",
+    },
     "experiments": {
-        "errors", "files", "own_code", "memory", "metric", "vectors", "version", "data", "problems", "federation",
-        "algorithms", "engines", "runs", "tasks",
+        "errors", "files", "own_code", "memory", "metric", "direction", "vectors", "version", "data", "problems",
+        "federation", "algorithms", "engines", "runs", "tasks",
     },
     "reproduce": {
         "errors", "files", "vectors", "metric", "data", "problems", "federation", "algorithms", "runs", "tasks", "experiments",

@@ -28,11 +28,11 @@ def test_methods_on_a_problem_get_the_same_exchanges():
     assert table["method"].tolist() == ["FedAvg", "two steps"]
     np.testing.assert_allclose(table["final gap"], [2.75 * 0.9**7, 2.75 * 0.9**14], rtol=1e-5)
     assert table["reached"].tolist() == [0, 2] and table["exchanges to target"][1] == 5
-    head, first, second = repr(found).splitlines()
-    assert (
-        head.startswith("method     final gap") and "at 7 exchanges" in head and second.startswith("two steps  0.629")
-    )
-    assert len({line.index(word) for line, word in ((head, "final"), (first, "1.315"), (second, "0.629"))}) == 1
+    said, head, first, second, *_ = str(found).splitlines()
+    assert said == "gap: lower is better (falling=True); 2 seeds: mean ± sample deviation"
+    assert head.startswith("method     at 7 exchanges (final)") and second.startswith("two steps  0.6291 ± 0")
+    assert len({line.index(word) for line, word in ((head, "at 7"), (first, "1.315"), (second, "0.629"))}) == 1
+    assert "exchanges to 1" in head and "never" in first and "2 of 2" in second
 
 
 @pytest.mark.parametrize(("axis", "spent"), {"megabytes": 24e-6 * 8, "gradients": 12}.items())
@@ -87,13 +87,17 @@ def test_a_method_is_added_to_a_comparison(tmp_path, capsys):
     """Only the new one is run."""
     small = ["--task.hidden", "4", "--clients", "10", "--cohort", "3", "--exchanges", "3", "--seeds", "1"]
     out = ["--out", str(tmp_path / "out")]
-    assert main(["compare", "hyperrep", "simfbo", *small, *out]) == 0
+    assert main(["compare", "hyperrep", "simfbo", *small, *out, "--tune"]) == 0
     before = (tmp_path / "out" / "simfbo-seed0" / "result.json").stat().st_mtime_ns
-    assert main(["compare", "hyperrep", "simfbo", "fedbio", *small, *out]) == 0
+    assert main(["compare", "hyperrep", "fedbio", *small, *out, "--tune"]) == 0
+    described = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert (
+        described["tunings"].keys() == {"simfbo", "fedbio"} and "server_lr.x" in described["tunings"]["simfbo"]["grid"]
+    )
     assert (tmp_path / "out" / "simfbo-seed0" / "result.json").stat().st_mtime_ns == before
     assert json.loads((tmp_path / "out" / "compare.json").read_text())["methods"] == ["simfbo", "fedbio"]
     assert rk.Table.from_csv(tmp_path / "out" / "comparison.csv")["method"].tolist() == ["simfbo", "fedbio"]
-    assert main(["compare", "hyperrep", "simfbo", *small[:-2], "--seeds", "2", *out]) == 2
+    assert main(["compare", "hyperrep", "simfbo", *small[:-2], "--seeds", "2", *out, "--tune"]) == 2
     assert "holds a comparison with other seeds" in capsys.readouterr().err
 
 

@@ -52,7 +52,7 @@ from rookery.runs.interrupts import interrupted_status
 from rookery.runs.plot import plot_counts
 from rookery.runs.progress import Bars, Sites
 from rookery.runs.report import write_report
-from rookery.runs.result import Result
+from rookery.runs.result import Result, shown_worse
 from rookery.tasks.registry import find_task
 
 
@@ -334,6 +334,8 @@ def _conclude(console: Console, name: str, result: Result, folder: Path, experim
     if result.status == "diverged":
         say(f"the run diverged: {result.divergence}; try smaller step sizes")
         return 1
+    if result.worse:
+        say(shown_worse(result.worse))
     return 0
 
 
@@ -354,9 +356,9 @@ class CompareOptions(CommonOptions):
     seeds: int = 3
     """How many seeds, from --seed on; each draws its own partition, initial values and run."""
     tune: bool = False
-    """Search each method's step sizes first, on validation data, with the same number of gradient evaluations."""
+    """Search each method's step sizes first, those of clients and server, with the same budget on validation data."""
     tune_budget: float | None = None
-    """Gradient evaluations to tune each method with; by default as many as nine runs of the most expensive one."""
+    """Gradient evaluations to tune each method with; by default as many as 24 runs of the most expensive one."""
     out: Path | None = None
     """Folder for the results; by default a new one under runs/. One with the same comparison is gone on with."""
 
@@ -404,11 +406,11 @@ def compare(arguments: list[str], console: Console) -> int:
             say(f"interrupted; the same command with --out {folder} goes on")
             return interrupted_status()
     for label, tuning in found.tunings.items():
-        show_tuning(console, label, tuning.table, tuning.gradients)
+        show_tuning(console, label, tuning)
     show_comparison(console, found)
     stem = Path(task_name).stem
     api.write_comparison(found, folder, f"{stem}, {options.partition}", f"{stem}: {', '.join(found.histories)}")
-    say(f"\nresults in {folder}: comparison.csv, comparison.png, report.html, and a folder for every run")
+    say(f"\nresults in {folder}: {api.WRITTEN}, and a folder for every run")
     return 0
 
 

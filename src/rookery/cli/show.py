@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -13,7 +12,8 @@ from rich.table import Table as RichTable
 from rookery.algorithms.registry import METHODS
 from rookery.data.catalogue import DATASETS
 from rookery.data.partitions import PARTITIONS
-from rookery.experiments.compare import EQUAL, Comparison
+from rookery.experiments.compare import Comparison
+from rookery.experiments.tune import Tuning
 from rookery.reproduce.page import grids, rows_of
 from rookery.reproduce.registry import STUDIES
 from rookery.reproduce.study import Done, Study
@@ -102,42 +102,18 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1e5 else f"{value:.4g}"
 
 
-def _with_spread(row: Mapping[str, Any], name: str, form: str, missing: str) -> str:
-    mean, spread = row[name], row[f"{name} spread"]
-    if math.isnan(mean):
-        return missing
-    return f"{mean:{form}} ± {spread:{form}}" if row["seeds"] > 1 else f"{mean:{form}}"
-
-
 def show_comparison(console: Console, comparison: Comparison) -> None:
-    """The table of a comparison: costs to the target, and the metric where all have spent the same."""
-    table, target = comparison.table(), comparison.target
-    if target is not None:
-        console.print(f"\nto {comparison.metric} {target:g} (runs that reached it; mean ± spread over seeds)")
-        shown = _table("method", "exchanges", "megabytes", "seconds", "reached")
-        for row in table.rows:
-            cells = [_with_spread(row, f"{axis} to target", form, "never") for axis, form in _FORMS.items()]
-            shown.add_row(row["method"], *cells, f"{row['reached']} of {row['seeds']}")
-        _print(console, shown)
-    at = [f"{comparison.common(axis):.4g} {axis}" for axis in EQUAL]
-    console.print(f"\n{comparison.metric}, in the end and where all have spent the same (mean ± spread over seeds)")
-    shown = _table("method", "final", *at, "diverged")
-    for row in table.rows:
-        names = [f"final {comparison.metric}", *(f"at equal {axis}" for axis in EQUAL)]
-        cells = [_with_spread(row, name, ".4f", "diverged") for name in names]
-        shown.add_row(row["method"], *cells, f"{row['diverged']} of {row['seeds']}" if row["diverged"] else "")
-    _print(console, shown)
+    """Prints a comparison as `print(comparison)` does in Python."""
+    console.print(f"\n{comparison}", markup=False, soft_wrap=True)
 
 
-_FORMS = {"exchanges": ".0f", "megabytes": ".2f", "seconds": ".2f"}
-
-
-def show_tuning(console: Console, label: str, table: Table, gradients: int) -> None:
-    """The grid that a method was tuned on, stage by stage, best last stage first."""
-    *rates, metric = (name for name in table.columns if name not in ("method", "stage", "rounds"))
-    console.print(f"\n{label}: tuned on validation data with {gradients} gradient evaluations", markup=False)
+def show_tuning(console: Console, label: str, tuning: Tuning) -> None:
+    """Prints every candidate that a method was tuned with, in the order in which they were tried."""
+    *rates, metric = (name for name in tuning.table.columns if name not in ("method", "stage", "rounds"))
+    said = f"\n{label}: tuned on validation data with {tuning.gradients} gradient evaluations"
+    console.print(said, markup=False, soft_wrap=True)
     shown = _table("stage", "rounds", *rates, metric, left=0)
-    for row in table.rows:
+    for row in tuning.table.rows:
         value = "diverged" if math.isnan(row[metric]) else f"{row[metric]:.4f}"
         shown.add_row(str(row["stage"]), str(row["rounds"]), *(f"{row[name]:.4g}" for name in rates), value)
     _print(console, shown)

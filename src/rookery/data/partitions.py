@@ -471,6 +471,42 @@ def parse(text: str) -> Partition:
     return replace(partition, then=parse(rest[0]))
 
 
+def as_text(partition: Partition | str) -> str:
+    """The text that `parse` turns into this partition; a text stays as it is.
+
+    >>> as_text(Dirichlet(0.2)), as_text(LongTail(0.01, Shards(3)))
+    ('dirichlet:0.2', 'longtail:0.01+shards:3')
+    """
+    if isinstance(partition, str):
+        return partition
+    match partition:
+        case IID():
+            text = "iid"
+        case Shards(per_client=number):
+            text = f"shards:{number}"
+        case Dirichlet(alpha=number, by="class"):
+            text = f"dirichlet-class:{number}"
+        case Dirichlet(alpha=number):
+            text = f"dirichlet:{number}"
+        case ClassHeterogeneity(q=number):
+            text = f"hetero:{number}"
+        case QuantitySkew(alpha=number):
+            text = f"quantity:{number}"
+        case Natural(column=column):
+            text = "natural" if column is None else f"natural:{column}"
+        case LongTail(ratio=number, then=then):
+            text = f"longtail:{number}+{as_text(then)}"
+        case _:
+            text = ""
+    if not text or parse(text) != partition:
+        raise InputError(
+            f"partition: {partition!r} has no text form, which a task's run folder needs; give one of "
+            f"{', '.join(PARTITIONS)}, such as 'dirichlet:0.2', or divide the data with rk.federate and compare on a "
+            "problem."
+        )
+    return text
+
+
 def _parse_one(text: str) -> Partition:
     """The partition a text without a plus stands for."""
     name, colon, number = text.strip().partition(":")

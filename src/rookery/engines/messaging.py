@@ -47,7 +47,6 @@ PAUSE, LONGEST = 0.05, 10.0  # seconds before who did not answer is asked again,
 SPARED = 32  # rounds at most that a client is not asked in, after it was late again and again
 NAMES = 3  # how often a process takes another name at most because of one client
 LARGE = 1000.0  # a reply whose norm is so many times the median of the others' is named in a warning
-SENTENCE = 500  # characters of what a client says that are shown at most
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,15 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
 
 from rookery.data.federated import Clients
+from rookery.data.partitions import as_text
+from rookery.direction import known_direction
 from rookery.errors import InputError, unknown
+from rookery.experiments.codec import fits
 from rookery.experiments.compare import Budget, Comparison, check, compare_in_folder, compare_subjects
 from rookery.experiments.experiment import CONFIG, FORM, Callback, CommonOptions, Experiment, Options, decisive
 from rookery.experiments.subject import OwnOptions, OwnSubject, Subject, check_methods
@@ -25,6 +30,8 @@ from rookery.runs.result import Result
 from rookery.runs.run import metric_names, no_metrics, run
 from rookery.tasks.base import described_task
 from rookery.tasks.registry import TASKS
+
+WRITTEN = "comparison.csv, comparison.json, comparison.png, report.html"  # files of a comparison's folder
 
 # What `rk.run` takes besides the problem, the method, the clients, the metrics and how long it goes.
 RUN_OPTIONS = (
@@ -46,38 +53,39 @@ def compare(
     tune_budget: float | None = None,
     metrics: Metrics | None = None,
     metric: str | None = None,
-    falling: bool = False,
+    falling: bool | None = None,
     validation: Metrics | None = None,
     out: str | Path | None = None,
     progress: bool = True,
     **options: Any,
 ) -> Comparison:
-    """Compares methods at equal costs: every method with every seed, all for the same budget.
+    """Compare methods at equal costs: every method with every seed, all for the same budget.
 
     Args:
-      problem: a problem, or a task such as `rk.tasks.HyperRep()`.
-      methods: by label. Of a task also a pair, the same task in another form and a method, such as
+      problem: Problem, or task such as `rk.tasks.HyperRep()`.
+      methods: Methods by label. With a task also pairs, the same task in another form and a method, such as
         `(rk.tasks.Trust(form="plain"), rk.FedAvg(lr=rk.Rates(0.5)))`.
-      clients: who holds the data; for a task, how many clients its data is divided over.
-      exchanges, megabytes, gradients: what every method is given, one of them; none: 200 exchanges.
-      seeds: how many. Of a problem they are those of the run; of a task each draws its own partition and initial
-        values as well.
-      target: a value of the metric whose cost is of interest; runs do not end there.
-      tune: search each method's step sizes, and what else it marks as a scale, first.
-      tune_budget: gradient evaluations to tune each method with; None: as many as nine runs of the most expensive one.
-      metrics: what is measured, as `rk.run` takes it. A task has its own.
-      metric: the name of the one that counts; None: the only one, or "accuracy".
-      falling: whether it is better when it is lower.
-      validation: metrics to tune with, on examples that are not those of `metrics`; None: these themselves. A task
-        has its own.
-      out: a folder for the runs, the table, a plot and a report; of a task, one with the same comparison is gone on
-        with, and methods can be added to it. None: nothing is written.
-      progress: whether to show bars.
-      options: of a problem, the other arguments of `rk.run`; of a task, `cohort`, `partition`, `batch_size`, `seed`,
-        `every`, `engine` and `precision`.
+      clients: Federated data; with a task, the number of clients to divide its data over.
+      exchanges, megabytes, gradients: Budget of every run; give one of them. Default: 200 exchanges.
+      seeds: Number of seeds. With a problem they seed the runs; with a task each also draws its own partition and
+        initial values.
+      target: Value of the metric to report the cost of; runs do not end there.
+      tune: Search each method's step sizes first: those of clients and server, and other numbers marked as scales.
+      tune_budget: Gradient evaluations to tune each method with; None: as many as 24 runs of the most expensive method.
+      metrics: Function that measures, as in `rk.run`. A task has its own.
+      metric: Name of the metric that counts; None: the only one, or "accuracy".
+      falling: True if a lower value of it is better, False if a higher one is; None: inferred from its name, and
+        refused where the name does not say it. The printed comparison says which.
+      validation: Metrics to tune with, on other examples than `metrics`; None: `metrics`. A task has its own.
+      out: Folder for the runs, the table, a plot and a report; None: nothing is written. With a task, a folder with the
+        same comparison is resumed, and methods can be added to it.
+      progress: Whether to show bars.
+      options: With a problem, the other arguments of `rk.run`. With a task, `cohort`, `partition` (a text such as
+        "dirichlet:0.2" or a partition such as `rk.Dirichlet(0.2)`), `batch_size`, `seed`, `every`, `engine`,
+        `precision`, `up` and `down`.
 
     Returns:
-      A `Comparison`: its `table()`, `plot(path)`, `report(path)`, `histories` and `tunings`.
+      A `Comparison`: its `table()`, `differences()`, `plot(path)`, `report(path)`, `histories` and `tunings`.
     """
     budget = Budget.of(exchanges, megabytes, gradients)
     amount = tune_budget if tune_budget is not None else (0.0 if tune else None)
@@ -98,7 +106,7 @@ def compare(
             experiments: Any = subjects
             found = compare_experiments(experiments, folder, budget, race, say, **shared)
         write_comparison(found, folder)
-        say(f"results in {folder}: comparison.csv, comparison.png, report.html, and a folder for every run")
+        say(f"results in {folder}: {WRITTEN}, and a folder for every run")
         return found
 
 
@@ -113,8 +121,8 @@ def compare_experiments(
     target: float | None,
     tune_budget: float | None,
 ) -> Comparison:
-    """The experiments of a task compared in a folder, which is held and refused if it is another's: for Python and for
-    the command. `race` makes a run's callbacks, of its label."""
+    """Compare the experiments of a task in a folder, for Python and for the command. The folder is locked, and refused
+    if it holds another comparison. `race` makes a run's callbacks from its label."""
     asked = asked_of(experiments, budget, seeds, tune_budget)
     with comparison_folder(folder, asked, list(experiments)) as before:
         return compare_in_folder(
@@ -136,36 +144,38 @@ def tune(
     clients: Any = None,
     *,
     budget: float,
+    rounds: int | None = None,
     metrics: Metrics | None = None,
     metric: str | None = None,
-    falling: bool = False,
+    falling: bool | None = None,
     progress: bool = True,
     **options: Any,
 ) -> Tuning:
-    """Searches a method's step sizes, and what else it marks as a scale, by successive halving, and widens the grid
-    where the best is on its edge.
+    """Search a method's step sizes: those of clients and server, and other numbers that it marks as scales.
 
     Args:
-      problem, method, clients: as in `rk.compare`.
-      budget: gradient evaluations to spend at most, over all clients and candidates.
-      metrics, metric, falling: what decides, best on validation examples; a task has its own.
-      progress: whether to say what is tried.
-      options: as in `rk.compare`.
+      problem, method, clients: As in `rk.compare`.
+      budget: Gradient evaluations to spend at most, over all clients and candidates.
+      rounds: Rounds to run every candidate for: as many as you will run the method for. None: as many as the budget
+        allows 24 candidates.
+      metrics, metric, falling: As in `rk.compare`; measure on validation examples. A task has its own.
+      progress: Whether to say what is tried.
+      options: As in `rk.compare`.
 
     Returns:
-      A `Tuning`: the `method` with its best numbers, the `table` of all that was tried, the `gradients` spent, and the
-      `edges` at which the budget ended, if it did.
+      A `Tuning`: the `method` with its best numbers, the `grid` of values that were tried, the `chosen` ones, the
+      `table` of all candidates, the `gradients` spent, and the `edges` at which the budget ended, if it did.
     """
     given = {"metrics": metrics, "metric": metric, "falling": falling, "validation": None}
     (subject,) = subjects_of(problem, {type(method).__name__: method}, clients, given, options).values()
     with _shown(progress, None) as (_, say):
-        return tune_subject(subject, budget, say)
+        return tune_subject(subject, budget, rounds, say)
 
 
 def subjects_of(
     problem: Any, methods: Mapping[str, Any], clients: Any, given: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Subject]:
-    """What is compared, by label."""
+    """Return the subjects of a comparison, by label."""
     check_methods(methods)
     if isinstance(problem, Problem):
         return {label: _own(problem, label, method, clients, given, options) for label, method in methods.items()}
@@ -175,7 +185,7 @@ def subjects_of(
             "rk.tasks.HyperRep(), is needed"
         )
     for name, value in given.items():
-        if value:
+        if value is not None:
             raise InputError(f"{name}: it was given with a task, which has its own")
     allowed = [field.name for field in dataclasses.fields(CommonOptions) if field.name not in ("clients", "target")]
     for name in options:
@@ -183,11 +193,34 @@ def subjects_of(
             raise unknown("options", name, allowed)
     if clients is not None:
         options = {**options, "clients": clients}
-    name, set_options = task_name(problem), Options(**{**getattr(problem, "defaults", {}), **options})
+    name, set_options = task_name(problem), _task_options(getattr(problem, "defaults", {}), options)
     return {
         label: Experiment(name, task, label, method, set_options)
         for label, (task, method) in ((label, _on(problem, label, given)) for label, given in methods.items())
     }
+
+
+def _task_options(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> Options:
+    """The options of a task's runs: plain values, which a run's folder can hold; a partition may be an object."""
+    hints, values = get_type_hints(Options), {}
+    for name, value in options.items():
+        if name == "partition":
+            value = as_text(value)
+        elif isinstance(value, np.generic):
+            value = value.item()
+        if name != "engine" and not fits(value, hints[name]):
+            allowed = "a positive int" if name == "clients" else _shown_type(hints[name])
+            advice = "; its data is divided over that many clients" if name == "clients" else ""
+            raise InputError(f"{name} must be {allowed} with a task; got {value!r}{advice}.")
+        values[name] = value
+    return Options(**{**defaults, **values})
+
+
+def _shown_type(hint: Any) -> str:
+    """A declared type in words: an int, a str, a bool or None."""
+    kinds = get_args(hint) or (hint,)
+    names = ["None" if kind is type(None) else getattr(kind, "__name__", repr(kind)) for kind in kinds]
+    return f"{'an' if names[0] == 'int' else 'a'} {' or '.join(names)}"
 
 
 def _on(task: Any, label: str, given: Any) -> tuple[Any, Any]:
@@ -221,12 +254,14 @@ def _own(
         raise InputError("metrics: none was given; methods are compared by one, a function of the sequences")
     arguments = {name: value for name, value in options.items() if name not in ("seed", "every")}
     arguments = {"problem": problem, "clients": clients, **arguments}
+    metric = _main_metric(given["metric"], metric_names(method, arguments, given["metrics"] or no_metrics))
+    known_direction(metric, given["falling"])
     return OwnSubject(
         label,
         method,
         arguments,
         given["metrics"],
-        _main_metric(given["metric"], metric_names(method, arguments, given["metrics"] or no_metrics)),
+        metric,
         given["falling"],
         given["validation"],
         OwnOptions(seed=options.get("seed", 0), every=options.get("every")),
@@ -262,8 +297,9 @@ def _compare_own(
         place.mkdir()
         described = {"task_name": type(subject.given["problem"]).__name__, "method_name": subject.method_name}
         described |= {"seed": subject.options.seed, "rounds": subject.options.rounds, "method": repr(subject.method)}
-        told = {"main_metric": subject.metric, "falling": subject.falling, "versions": versions()}
-        write_text(place / CONFIG, json.dumps(described | told, indent=1))
+        falling = known_direction(subject.metric, subject.falling)
+        described |= {"main_metric": subject.metric, "falling": falling, "versions": versions()}
+        write_text(place / CONFIG, json.dumps(described, indent=1))
         write_results(place, result, subject.method_name, subject.metric)
         folders.append(place)
         return result
@@ -273,8 +309,9 @@ def _compare_own(
 
 
 def write_comparison(comparison: Comparison, folder: Path, title: str = "", report_title: str | None = None) -> None:
-    """The table, the plot and the page of a comparison, into its folder."""
+    """Write the table, the plot and the page of a comparison into its folder, and how it was made."""
     comparison.table().to_csv(folder / "comparison.csv")
+    write_text(folder / "comparison.json", json.dumps(comparison.to_json(), indent=1))
     comparison.plot(folder / "comparison.png", title=title)
     comparison.report(folder / "report.html", title=report_title)
 
@@ -316,18 +353,16 @@ def comparison_folder(folder: Path, asked: dict[str, Any], methods: list[str]) -
 
 
 def _same_comparison(path: Path, asked: dict[str, Any], methods: list[str]) -> list[str]:
-    """Refuses what another comparison was asked; writes what this one is, with all its methods so far, and gives those
-    that are not among the methods of now."""
+    """Refuse the folder of another comparison. Write the options of this one with all its methods so far, and return
+    the earlier methods that are not among the present ones."""
     kept = read_json(path, "out", "; give another folder") if path.is_file() else asked
     if different := [name for name in asked if kept.get(name) != asked[name]]:
         shown = different[0].replace("_", " ")
         raise InputError(f"out: {str(path.parent)!r} holds a comparison with other {shown}; give another folder")
-    held = kept.get("methods", [])
-    if not isinstance(held, list) or not all(isinstance(label, str) for label in held):
-        raise InputError(
-            f"out: {path.name} in {str(path.parent)!r} is damaged: its methods are not names; give another folder"
-        )
-    before = [label for label in held if label not in methods]
+    earlier = kept.get("methods", [])
+    if not isinstance(earlier, list) or not all(isinstance(label, str) for label in earlier):
+        raise InputError(f"out: {str(path)!r} is damaged: methods must be a list of labels; give another folder")
+    before = [label for label in earlier if label not in methods]
     write_text(path, json.dumps(asked | {"methods": [*before, *methods]}, indent=1))
     return before
 

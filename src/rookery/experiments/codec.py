@@ -11,7 +11,7 @@ from rookery.federation import codec
 from rookery.federation.codec import CLASS
 from rookery.own_code import own_name
 
-__all__ = ["CLASS", "CLASSES", "build", "decode", "encode"]
+__all__ = ["CLASS", "CLASSES", "build", "decode", "encode", "fits"]
 
 CLASSES = {row.method.__name__: row.method for row in METHODS.values()}
 
@@ -21,12 +21,12 @@ def build(cls: type[Any], fields: Mapping[str, Any]) -> Any:
     hints = get_type_hints(cls)
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     for name, value in values.items():
-        if name in hints and not _fits(value, hints[name]):
+        if name in hints and not fits(value, hints[name]):
             raise TypeError(f"{name} is {value!r}")
     return cls(**values)
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     """Whether a plain value is of a declared type; of a type that json does not have, it may be."""
     if hint in (int, bool, str, tuple):
         return type(value) is hint
@@ -38,9 +38,9 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is Literal:
         return value in arguments
     if origin in (Union, UnionType):
-        return any(_fits(value, each) for each in arguments)
+        return any(fits(value, each) for each in arguments)
     if origin is tuple:
-        return type(value) is tuple and all(_fits(item, arguments[0]) for item in value)
+        return type(value) is tuple and all(fits(item, arguments[0]) for item in value)
     return True
 
 

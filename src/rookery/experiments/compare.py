@@ -12,16 +12,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rookery.direction import GIVEN, known_direction
 from rookery.errors import InputError
-from rookery.experiments.experiment import CONFIG, Callback, Experiment, decisive, launch, read_config, resume_folder
+from rookery.experiments.experiment import (
+    CONFIG,
+    Callback,
+    Experiment,
+    decisive,
+    launch,
+    read_config,
+    read_experiment,
+    resume_folder,
+)
+from rookery.experiments.shown import EQUAL, comparison_text
+from rookery.experiments.statistics import paired, summarise
 from rookery.experiments.subject import Subject
-from rookery.experiments.tune import HALVING, PARTS, Cost, Tuning, probe, tune
+from rookery.experiments.tune import CANDIDATES, Cost, Tuning, probe, tune
 from rookery.federation.steps import is_count
 from rookery.files import read_json, slug, undamaged, write_text
-from rookery.runs.result import Result
+from rookery.runs.divergence import exploded_metric
+from rookery.runs.result import Result, signed_change
 from rookery.runs.table import Table
 
-# What methods are compared by: a column of the history (bytes go both ways), its name, and what one unit is.
+# Axes of a comparison: a column of the history (bytes count both ways), and the size of one unit.
 AXES: dict[str, tuple[Callable[[Table], np.ndarray], float]] = {
     "exchanges": (lambda history: history["exchanges"], 1),
     "megabytes": (lambda history: history["bytes_up"] + history["bytes_down"], 1e6),
@@ -30,59 +43,75 @@ AXES: dict[str, tuple[Callable[[Table], np.ndarray], float]] = {
     "seconds": (lambda history: history["seconds"], 1),
     "round": (lambda history: history["round"], 1),
 }
-EQUAL = ("exchanges", "megabytes", "gradients")  # what is made equal; seconds are the machine's
 
 
 def cost(history: Table, axis: str) -> np.ndarray:
-    """What a run had cost at every evaluation."""
+    """Return the cost of a run at every evaluation."""
     column, unit = AXES[axis]
     return column(history) / unit
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Histories of several methods on one task, some seeds each, and what they show."""
+    """Histories of several methods on one task, one per seed, and what they show.
+
+    Args:
+      metric: Name of the metric that counts.
+      falling: Whether a lower value of it is better.
+      histories: One history per seed, by method. The same place in two methods is the same seed.
+      target: Value of the metric to reach; the cost of reaching it is in the table.
+      diverged: Which runs diverged, by method. They are counted, and enter no mean.
+      tunings: What tuning found, by method.
+      folders: Folders of the runs, where they were kept.
+      direction: Where `falling` comes from: "given", or "inferred from the name".
+    """
 
     metric: str
     falling: bool
     histories: Mapping[str, Sequence[Table]]
     target: float | None = None
-    diverged: Mapping[str, Sequence[bool]] = field(default_factory=dict)  # which runs, by method
-    tunings: Mapping[str, Tuning] = field(default_factory=dict)  # what tuning found, by method
-    folders: Sequence[Path] = ()  # of the runs, where they were kept
+    diverged: Mapping[str, Sequence[bool]] = field(default_factory=dict)
+    tunings: Mapping[str, Tuning] = field(default_factory=dict)
+    folders: Sequence[Path] = ()
+    direction: str = GIVEN
 
     def spent_to_target(self, history: Table, axis: str) -> float:
-        """What a run had cost when it first reached the target; NaN: it never did."""
+        """Return the cost of a run when it first reached the target; NaN if it never did."""
         values = history[self.metric]
-        there = values <= self.target if self.falling else values >= self.target
-        return float(cost(history, axis)[there.argmax()]) if there.any() else math.nan
+        reached = values <= self.target if self.falling else values >= self.target
+        return float(cost(history, axis)[reached.argmax()]) if reached.any() else math.nan
 
     def value_at(self, history: Table, axis: str, amount: float) -> float:
-        """The metric of the last evaluation that had cost no more than an amount."""
+        """Return the metric at the last evaluation that had cost no more than an amount."""
         return float(history[self.metric][cost(history, axis) <= amount * (1 + 1e-12)][-1])
 
+    def lost(self, name: str) -> list[bool]:
+        """Say which runs of a method diverged, by seed."""
+        return list(self.diverged.get(name, [False] * len(self.histories[name])))
+
     def whole(self, name: str) -> list[Table]:
-        """The histories of a method's runs that did not diverge."""
-        runs = self.histories[name]
-        return [history for history, lost in zip(runs, self.diverged.get(name, [False] * len(runs))) if not lost]
+        """Return the histories of a method's runs that did not diverge."""
+        return [history for history, lost in zip(self.histories[name], self.lost(name)) if not lost]
 
     def common(self, axis: str) -> float:
-        """What every run that did not diverge has spent at least: where they can be compared. One that spends nothing,
-        since its clients learn alone, can be compared anywhere."""
+        """Return the largest cost that every run reached, where runs can be compared. Runs that diverged do not count,
+        and neither do runs without any cost, whose clients learn alone: they can be compared anywhere."""
         spent = [float(cost(history, axis)[-1]) for name in self.histories for history in self.whole(name)]
         return min((amount for amount in spent if amount > 0), default=0.0 if spent else math.nan)
 
     def table(self) -> Table:
-        """One row per method: means over seeds, with the standard deviation beside them.
+        """Return one row per method: means over seeds, with sample deviations and 95 % intervals.
 
-        `X to target` is what the runs that reached the target had spent by then, `reached` how many did;
-        `at equal X` is the metric where all methods have spent the same X. Runs that diverged are counted, and are in
-        no mean.
+        Each mean `X` has the columns `X spread` (n - 1 in the denominator), `X low` and `X high` (Student's t), which
+        are NaN for one seed. `A to target` is the cost of the runs that reached the target, and `reached` their number.
+        `at equal A` is the metric where all methods have spent the same amount of A. `diverged` counts the runs that
+        diverged, which enter no mean. `worse than at first` counts the other runs that ended worse than they began.
         """
         table = Table()
         for name, runs in self.histories.items():
             whole = self.whole(name)
             row: dict[str, Any] = {"method": name, "seeds": len(runs), "diverged": len(runs) - len(whole)}
+            row["worse than at first"] = sum(map(self._ended_worse, whole))
             if self.target is not None:
                 for axis in ("exchanges", "megabytes", "seconds"):
                     spent = np.asarray([self.spent_to_target(history, axis) for history in whole])
@@ -96,55 +125,114 @@ class Comparison:
             table.append(row)
         return table
 
+    def _ended_worse(self, history: Table) -> bool:
+        first, last = float(history[self.metric][0]), float(history[self.metric][-1])
+        return (signed_change(self.metric, first, last, self.falling) or 0.0) > 0
+
+    def differences(self, against: str | None = None, axis: str = "exchanges") -> Table:
+        """Return paired differences of the metric over shared seeds, where all methods have spent the same.
+
+        Args:
+          against: Method to subtract from each of the others; None: the one with the best mean.
+          axis: Cost that is equal: "exchanges", "megabytes" or "gradients".
+
+        Returns:
+          One row per other method: the mean difference, its sample deviation, its 95 % interval, the number of seeds
+          in which neither run diverged (`pairs`), and in how many of these the method was `better`. The intervals are
+          not corrected for the number of methods.
+        """
+        if against is not None and against not in self.histories:
+            raise InputError(f"against must be one of {', '.join(self.histories)}; got {against!r}.")
+        amount = self.common(axis)
+        values = {
+            name: np.asarray(
+                [
+                    math.nan if lost else self.value_at(history, axis, amount)
+                    for history, lost in zip(runs, self.lost(name))
+                ]
+            )
+            for name, runs in self.histories.items()
+        }
+        base = self._best(values) if against is None else against
+        table = Table()
+        for name in values:
+            if base is None or name == base:
+                continue
+            both = min(len(values[name]), len(values[base]))
+            first, second = values[name][:both], values[base][:both]
+            shared = ~(np.isnan(first) | np.isnan(second))
+            found = paired(first[shared], second[shared])
+            better = first[shared] < second[shared] if self.falling else first[shared] > second[shared]
+            row = {"method": name, "minus": base, "pairs": int(shared.sum()), "better": int(better.sum())}
+            row |= {"difference": found.mean, "spread": found.spread, "low": found.low, "high": found.high}
+            table.append(row)
+        return table
+
+    def _best(self, values: Mapping[str, np.ndarray]) -> str | None:
+        """The method with the best mean, among those with the fewest diverged runs."""
+        ranked = {
+            name: (int(np.isnan(each).sum()), float(np.nanmean(each)) * (1 if self.falling else -1))
+            for name, each in values.items()
+            if not np.isnan(each).all()
+        }
+        return min(ranked, key=lambda name: ranked[name], default=None)
+
     def curves(self, name: str, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A method's mean cost, mean metric and its standard deviation over seeds, at every evaluation."""
+        """Return a method's mean cost, mean metric and its sample deviation over seeds (NaN for one seed), at every
+        evaluation."""
         runs = self.whole(name) or self.histories[name]
         length = min(len(history.rows) for history in runs)
         costs = np.stack([cost(history, axis)[:length] for history in runs])
         values = np.stack([history[self.metric][:length] for history in runs])
-        return costs.mean(axis=0), values.mean(axis=0), values.std(axis=0)
+        spread = values.std(axis=0, ddof=1) if len(runs) > 1 else np.full(length, math.nan)
+        return costs.mean(axis=0), values.mean(axis=0), spread
 
     def plot(self, path: str | Path, title: str = "") -> Path:
-        """One figure with three axes: the metric against exchanges, megabytes and gradient evaluations."""
+        """Draw one figure with three panels: the metric against exchanges, megabytes and gradient evaluations."""
         from rookery.runs.plot import plot_panels
 
         panels = {axis: {name: self.curves(name, axis) for name in self.histories} for axis in EQUAL}
         return plot_panels(panels, self.metric, path, title=title, target=self.target)
 
     def report(self, path: str | Path, title: str | None = None) -> Path:
-        """One page of all runs, which must have been kept in folders."""
+        """Write one page of all runs, which must have been kept in folders."""
         from rookery.runs.report import write_report
 
         if not self.folders:
             raise InputError("report: the runs of this comparison were not kept; give rk.compare a folder with out=")
         return write_report(self.folders, path, title)
 
+    def to_json(self) -> dict[str, Any]:
+        """Describe how the comparison was made: the metric and its direction, and what was tuned, from which grid."""
+        return {
+            "metric": self.metric,
+            "falling": self.falling,
+            "direction": self.direction,
+            "target": self.target,
+            "seeds": {name: len(runs) for name, runs in self.histories.items()},
+            "diverged": {name: self.lost(name) for name in self.histories},
+            "tunings": {name: tuning.described() for name, tuning in self.tunings.items()},
+        }
+
     def __repr__(self) -> str:
-        """The table in short: the metric in the end, and where all have spent the same."""
-        amounts = [f"at {self.common(axis):.4g} {axis}" for axis in EQUAL]
-        lines = [["method", f"final {self.metric}", *amounts]]
-        for row in self.table().rows:
-            spread = lambda name, row=row: f" ± {row[f'{name} spread']:.2g}" if row["seeds"] > 1 else ""
-            names = [f"final {self.metric}", *(f"at equal {axis}" for axis in EQUAL)]
-            lines.append([row["method"], *(f"{row[name]:.4g}{spread(name)}" for name in names)])
-        widths = [max(map(len, column)) for column in zip(*lines)]
-        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+        """Show the comparison: its table, paired differences, and what was tuned."""
+        return comparison_text(self)
 
 
 def _add(row: dict[str, Any], name: str, values: np.ndarray) -> None:
-    row[name] = float(values.mean()) if values.size else math.nan
-    row[f"{name} spread"] = float(values.std()) if values.size else math.nan
+    found = summarise(values)
+    row |= {name: found.mean, f"{name} spread": found.spread, f"{name} low": found.low, f"{name} high": found.high}
 
 
 class Budget(NamedTuple):
-    """What every method is given: an amount of one of EQUAL."""
+    """The amount of one of EQUAL that every method may spend."""
 
     axis: str
     amount: float
 
     @classmethod
     def of(cls, exchanges: float | None, megabytes: float | None, gradients: float | None) -> Budget:
-        """The one that was given; 200 exchanges where none was."""
+        """Return the one budget that was given; 200 exchanges by default."""
         given = {"exchanges": exchanges, "megabytes": megabytes, "gradients": gradients}
         given = {axis: amount for axis, amount in given.items() if amount is not None}
         if len(given) > 1:
@@ -155,13 +243,15 @@ class Budget(NamedTuple):
         return cls(axis, amount)
 
     def rounds(self, cost: Cost) -> int:
-        """The rounds of a method that it pays for, one at least."""
+        """Return how many rounds of a method the budget pays for, at least one."""
         if not getattr(cost, self.axis) > 0:
             raise InputError(f"{self.axis}: {self.amount:g} were given, and a method spends none; give exchanges")
         return max(1, math.ceil(self.amount / getattr(cost, self.axis) - 1e-9))
 
 
-Kept = Callable[[Subject, str], Any]  # runs a subject under a label, or gives what it gave before
+Kept = Callable[[Subject, str], Any]  # runs a subject under a label, or returns its earlier result
+REMOVE = "; remove it, and it is tuned again"
+TuneOne = Callable[[Subject, float, int], Tuning]  # of a subject, a budget in gradients, and rounds
 
 
 def compare_subjects(
@@ -172,29 +262,35 @@ def compare_subjects(
     seeds: int = 3,
     target: float | None = None,
     tune_budget: float | None = None,
-    tune_one: Callable[[Subject, float], Tuning] | None = None,
+    tune_one: TuneOne | None = None,
     say: Callable[[str], Any] = lambda text: None,
 ) -> Comparison:
-    """Runs every subject with every seed, all for one budget.
+    """Run every subject with every seed, all for one budget.
 
     Args:
-      subjects: by label; their rounds and seeds are set here.
-      run_one: runs one, by its label with the seed; gives its result.
-      seeds: how many: s, s + 1, ... from the seed of the options.
-      target: a value of the main metric whose cost is of interest; runs do not end there.
-      tune_budget: gradient evaluations to tune each method with; 0: as many as nine runs of the most expensive method;
-        None: no tuning.
-      tune_one: tunes one; None: anew.
-      say: called with a sentence about what is done.
+      subjects: Subjects by label; this function sets their rounds and seeds.
+      run_one: Function that runs one subject under its label with the seed, and returns the result.
+      seeds: Number of seeds: s, s + 1, ... from the seed of the options.
+      target: Value of the main metric to report the cost of; runs do not end there.
+      tune_budget: Gradient evaluations to tune each method with; 0: as many as CANDIDATES runs of the most expensive
+        method; None: no tuning.
+      tune_one: Function that tunes one subject; None: `tune`.
+      say: Function that is called with a sentence about each step.
     """
     check(seeds, tune_budget)
     first = next(iter(subjects.values())).assemble()
+    falling = known_direction(first.main_metric, first.falling)
     first.check_target(target)
     say(first.clients.described())
     costs = {label: probe(subject) for label, subject in subjects.items()}
     rounds = {label: budget.rounds(cost) for label, cost in costs.items()}
     tunings = _tune_all(
-        subjects, costs, rounds, tune_budget, tune_one or (lambda one, amount: tune(one, amount, say)), say
+        subjects,
+        costs,
+        rounds,
+        tune_budget,
+        tune_one or (lambda one, amount, rounds: tune(one, amount, rounds, say)),
+        say,
     )
     histories: dict[str, list[Table]] = {}
     diverged: dict[str, list[bool]] = {}
@@ -212,16 +308,28 @@ def compare_subjects(
             result = run_one(one, run_label(label, options.seed))
             if result.status == "interrupted":
                 raise KeyboardInterrupt
-            if result.status == "diverged":
-                say(f"{label}, seed {options.seed}: the run diverged; {result.divergence}")
+            if why := _why_diverged(result, first.main_metric, falling):
+                say(f"{label}, seed {options.seed}: the run diverged; {why}")
             histories.setdefault(label, []).append(result.history)
-            diverged.setdefault(label, []).append(result.status == "diverged")
-    assembly = next(iter(subjects.values())).assemble()
-    return Comparison(assembly.main_metric, assembly.falling, histories, target, diverged, tunings)
+            diverged.setdefault(label, []).append(bool(why))
+    return Comparison(first.main_metric, falling, histories, target, diverged, tunings, direction=first.direction)
+
+
+def _why_diverged(result: Result, metric: str, falling: bool) -> str | None:
+    """Say why a run counts as diverged: by its status, or since the metric that counts exploded.
+
+    The status goes by the names of metrics. Of the one that counts the direction is known here, and decides.
+    """
+    by_metric = result.divergence is not None and result.divergence.reason and result.divergence.sequences == (metric,)
+    if result.status == "diverged" and not by_metric:
+        return str(result.divergence)
+    if not math.isfinite(last := float(result.history[metric][-1])):
+        return f"{metric} ended at {last}"
+    return exploded_metric(result.history, metric, falling)
 
 
 def run_label(label: str, seed: int) -> str:
-    """What a run of a comparison is called."""
+    """Return the name of a run of a comparison."""
     return f"{slug(label)}-seed{seed}"
 
 
@@ -235,8 +343,8 @@ def compare_in_folder(
     say: Callable[[str], Any] = lambda text: None,
     **options: Any,
 ) -> Comparison:
-    """The experiments of a task compared in a folder: a run that is done is not run again, nor tuned again. `before`
-    are methods that the folder holds already: they stay part of the comparison."""
+    """Compare the experiments of a task in a folder: a run that is done is not run again, nor tuned again. `before`
+    names methods that the folder holds already; they stay part of the comparison."""
     folders: list[Path] = []
     first, seeds = next(iter(experiments.values())).options.seed, options.get("seeds", 3)
     there = {label: [folder / run_label(label, first + number) for number in range(seeds)] for label in before}
@@ -250,24 +358,39 @@ def compare_in_folder(
         folders.append(folder / label)
         return run_cell(experiment, folder / label, callbacks)
 
-    def tune_one(experiment: Any, amount: float) -> Tuning:
+    def tune_one(experiment: Any, amount: float, rounds: int) -> Tuning:
         path = folder / "tuning" / f"{slug(labels[experiment.method_name])}.json"
-        return _tune_once(experiment, amount, path, say)
+        return _tune_once(experiment, amount, rounds, path, say)
 
     labels = {experiment.method_name: label for label, experiment in experiments.items()}
     found = compare_subjects(experiments, run_one, budget=budget, tune_one=tune_one, say=say, **options)
     histories = {label: [result.history for result in results] for label, results in kept.items()}
-    diverged = {label: [result.status == "diverged" for result in results] for label, results in kept.items()}
+    why = lambda result: _why_diverged(result, found.metric, found.falling)
+    diverged = {label: [why(result) is not None for result in results] for label, results in kept.items()}
     return dataclasses.replace(
         found,
         histories={**histories, **found.histories},
         diverged={**diverged, **found.diverged},
+        tunings={**_kept_tunings(folder, there, kept), **found.tunings},
         folders=(*(path for label in kept for path in there[label]), *folders),
     )
 
 
+def _kept_tunings(folder: Path, runs: Mapping[str, Sequence[Path]], labels: Iterable[str]) -> dict[str, Tuning]:
+    """The tunings of methods that a folder holds already, where they were tuned."""
+    tunings = {}
+    for label in labels:
+        path = folder / "tuning" / f"{slug(label)}.json"
+        if path.is_file():
+            described = read_json(path, "out", REMOVE)
+            with undamaged(path, "out", REMOVE):
+                of = type(read_experiment(runs[label][0]).method)
+                tunings[label] = Tuning.from_json(described, {of.__name__: of})
+    return tunings
+
+
 def check(seeds: int, tune_budget: float | None) -> None:
-    """Refuses numbers that no comparison can be made with."""
+    """Refuse numbers of seeds and budgets that cannot be used."""
     if not is_count(seeds):
         raise InputError(f"seeds: {seeds} was given; at least 1 is needed")
     if tune_budget is not None and not 0 <= tune_budget < math.inf:
@@ -278,7 +401,7 @@ _CODE = {"task_source": "code of the task", "method_source": "code of the method
 
 
 def run_cell(experiment: Experiment, folder: Path, callbacks: Any = None) -> Any:
-    """Runs an experiment into a folder, or goes on with it there; one that has ended gives the result it had."""
+    """Run an experiment into a folder, or resume it there; return the stored result of one that has ended."""
     if not (folder / CONFIG).is_file():
         return launch(experiment, folder, callbacks)[0]
     config = read_config(folder)
@@ -298,25 +421,26 @@ def _tune_all(
     costs: Mapping[str, Cost],
     rounds: Mapping[str, int],
     budget: float | None,
-    tune_one: Callable[[Subject, float], Tuning],
+    tune_one: TuneOne,
     say: Callable[[str], Any],
 ) -> dict[str, Tuning]:
+    """Tune every method with the same budget, each at the number of rounds at which it is compared."""
     if budget is None:
         return {}
     if not budget:
-        budget = max(PARTS * costs[label].gradients * max(rounds[label], HALVING[0]) for label in subjects)
+        budget = max(CANDIDATES * costs[label].gradients * rounds[label] for label in subjects)
     say(f"tuning: {budget:.4g} gradient evaluations for each method, on validation data")
-    return {label: tune_one(subject, budget) for label, subject in subjects.items()}
+    return {label: tune_one(subject, budget, rounds[label]) for label, subject in subjects.items()}
 
 
-def _tune_once(experiment: Experiment, budget: float, path: Path, say: Callable[[str], Any]) -> Tuning:
-    """Tunes, or takes what was found for the same experiment and budget before."""
-    asked = decisive(experiment.to_json() | {"budget": budget})
+def _tune_once(experiment: Experiment, budget: float, rounds: int, path: Path, say: Callable[[str], Any]) -> Tuning:
+    """Tune, or return what was found before for the same experiment, budget and rounds."""
+    asked = decisive(experiment.to_json() | {"budget": budget, "rounds": rounds})
     if path.is_file():
-        kept = read_json(path, "out", "; remove it, and it is tuned again")
-        with undamaged(path, "out", "; remove it, and it is tuned again"):
+        kept = read_json(path, "out", REMOVE)
+        with undamaged(path, "out", REMOVE):
             if kept["asked"] == asked:
                 return Tuning.from_json(kept, {type(experiment.method).__name__: type(experiment.method)})
-    tuning = tune(experiment, budget, say)
+    tuning = tune(experiment, budget, rounds, say)
     write_text(path, json.dumps({"asked": asked, **tuning.to_json()}, indent=1))
     return tuning

@@ -337,7 +337,9 @@ class _Server:
             return replace(assembly, metrics=None, client_metrics=None)
         main = assembly.main_metric
         known = any(main.endswith(f" {which}") for which in SUMMARY)
-        return replace(assembly, metrics=None, main_metric=main if known else "accuracy weighted")
+        if known:
+            return replace(assembly, metrics=None)
+        return replace(assembly, metrics=None, main_metric="accuracy weighted", falling=False)
 
     def engine(self, assembly: Assembly, outline: Outline | None) -> Remote:
         population, sites = assembly.clients.population, len(self.transport.sites)

@@ -54,9 +54,10 @@ class OwnSubject:
     """A problem of the user's own with a method.
 
     Args:
-      given: what `rk.run` is given, but for the method, the rounds, the seed and the metrics.
-      metrics: what is measured; `metric` is the one that counts, better when higher unless it is `falling`.
-      validation: metrics to tune with, of the same names, on other examples; None: `metrics` themselves.
+      given: Arguments of `rk.run` except the method, the rounds, the seed and the metrics.
+      metrics: Function that measures; `metric` names the value that counts.
+      falling: Whether a lower value of it is better; None: inferred from its name.
+      validation: Metrics to tune with, with the same names, on other examples; None: `metrics`.
     """
 
     method_name: str
@@ -64,7 +65,7 @@ class OwnSubject:
     given: Mapping[str, Any]
     metrics: Metrics | None
     metric: str
-    falling: bool = False
+    falling: bool | None = None
     validation: Metrics | None = None
     options: OwnOptions = OwnOptions()
 

@@ -1,4 +1,4 @@
-"""Tuning step sizes by successive halving, on validation data, with a budget that is the same for every method."""
+"""Tuning step sizes on validation data, at the horizon of the comparison, with the same budget for every method."""
 
 from __future__ import annotations
 
@@ -6,31 +6,36 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from rookery.direction import known_direction
 from rookery.engines.mesh import Mesh
 from rookery.errors import AdviceWarning, InputError
 from rookery.experiments.codec import decode, encode
 from rookery.experiments.subject import Subject
 from rookery.federation.codec import is_part
-from rookery.federation.fields import NumberField, meanings
+from rookery.federation.fields import NumberField, RatesField, meanings
 from rookery.federation.rates import Rates
+from rookery.federation.server import EachSequence, PerSequence, PlainServer
+from rookery.federation.server_optimiser import ServerOptimiser
+from rookery.federation.steps import is_count
+from rookery.runs.divergence import exploded_metric
 from rookery.runs.result import Result
 from rookery.runs.run import run
 from rookery.runs.sweep import set_field, sweep
 from rookery.runs.table import Table
 from rookery.tasks.base import Assembly
 
-# Twelve candidates, the best four of them again for longer, the best two of those: each time a ninth of the budget. The
-# rest is for widening, twelve steps of it: going on where the best is on the edge of what was tried.
-HALVING = (12, 4, 2)
-PARTS = 9  # of the budget, one for each stage of halving
+# A budget is enough for so many candidates of the most expensive method: half of them are the grid to begin with, the
+# rest is for widening, that is for going on where the best is on the edge of what was tried.
+CANDIDATES = 24
 FACTOR = 3.0  # between neighbours on a grid
-LEADING, FOLLOWING = (-2, -1, 0, 1), (-1, 0, 1)  # powers of it: of the rate of x, and of those of all others
-ALONE = tuple(np.linspace(-5, 4, 12) * math.log(2) / math.log(FACTOR))  # where there is one rate: 2^-5 to 2^4
+LEADING, FOLLOWING = (-2, -1, 0, 1), (-1, 0, 1)  # powers of it, for the first and the second dimension
+ALONE = tuple(np.linspace(-5, 4, 12) * math.log(2) / math.log(FACTOR))  # of one dimension alone: 2^-5 to 2^4
+ROUNDINGS = 100  # values within so many roundings of the first value count as equal
 
 WORK = ("local_steps", "lower_steps", "upper_steps")  # fields of methods that say how long a round takes
 
@@ -49,7 +54,7 @@ def probe(experiment: Subject, tuning: bool = False) -> Cost:
     arguments: dict[str, Any] = experiment.arguments(experiment.assemble(tuning)) | {"stop": None, "metrics": None}
     arguments |= {"client_metrics": None}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AdviceWarning)  # told when the run itself begins
+        warnings.simplefilter("ignore", AdviceWarning)  # given when the run itself begins
         history = run(method=_still(experiment.method), rounds=3, every=1, **arguments).history
     exchanges, gradients, up, down = (
         float(history[name][-1] - history[name][1]) / 2 for name in ("exchanges", "gradients", "bytes_up", "bytes_down")
@@ -73,164 +78,312 @@ def _are_numbers(lr: Rates) -> bool:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What tuning found: the method with its best rates, every candidate in a table, and what it cost."""
+    """What tuning found.
+
+    Args:
+      method: The method with its best step sizes.
+      table: One row per candidate: its numbers, its rounds and its metric.
+      gradients: Gradient evaluations that were spent.
+      edges: Dimensions in which the best candidate was at the edge of what was tried when the budget ended.
+      grid: The values that were tried, by the dotted name of each number that was tuned.
+      chosen: The value that was chosen of each.
+      rounds: Rounds that every candidate was run for.
+      budget: Gradient evaluations that were allowed.
+    """
 
     method: Any
     table: Table
     gradients: int
-    edges: tuple[str, ...] = ()  # what was still best at an edge of what was tried when the budget was spent
+    edges: tuple[str, ...] = ()
+    grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    chosen: Mapping[str, float] = field(default_factory=dict)
+    rounds: int = 0
+    budget: float = math.nan
+
+    def described(self) -> dict[str, Any]:
+        """Describe the search for json: what was tuned, from which grid, at which horizon, with which budget."""
+        grid = {name: list(values) for name, values in self.grid.items()}
+        found = {"grid": grid, "chosen": dict(self.chosen), "rounds": self.rounds, "gradients": self.gradients}
+        budget = None if math.isnan(self.budget) else self.budget
+        return found | {"budget": budget, "candidates": len(self.table.rows), "edges": list(self.edges)}
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
-        kept = {"table": self.table.rows, "gradients": self.gradients, "edges": list(self.edges)}
-        return {"method": encode(self.method), **kept}
+        """Return what `from_json` takes."""
+        return {"method": encode(self.method), "table": self.table.rows, **self.described()}
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], classes: Mapping[str, type[Any]] | None = None) -> Tuning:
-        """What `to_json` gave."""
-        method = decode(kept["method"], classes)
-        return cls(method, Table(kept["table"]), kept["gradients"], tuple(kept.get("edges", ())))
+        """Rebuild a tuning from `to_json`."""
+        method, budget = decode(kept["method"], classes), kept.get("budget")
+        return cls(
+            method,
+            Table(kept["table"]),
+            kept["gradients"],
+            tuple(kept.get("edges", ())),
+            kept.get("grid", {}),
+            kept.get("chosen", {}),
+            kept.get("rounds", 0),
+            math.nan if budget is None else budget,
+        )
 
 
-def tune(experiment: Subject, budget: float, say: Callable[[str], Any] = lambda text: None) -> Tuning:
-    """Searches the step sizes of an experiment's method, and the other numbers that it marks as scales.
+def tune(
+    experiment: Subject, budget: float, rounds: int | None = None, say: Callable[[str], Any] = lambda text: None
+) -> Tuning:
+    """Search the step sizes of an experiment's method: those of the clients, those of the server, and other scales.
 
-    Candidates scale the method's own rates: that of x by 1/9, 1/3, 1, 3 and those of all other sequences together by
-    1/3, 1, 3; a method with one rate has twelve factors from 1/32 to 16. All run side by side in one program; the best
-    four run again, from the start, for three times as many rounds, and the best two of those for twice as many again.
-    With the other two thirds of the budget the grid is **widened**: where the best is the largest or the smallest of
-    what was tried, in a rate or in a number that a field marks as a scale (a Neumann step), the next one is tried,
-    three times as large or small, until it is not the best any more. Where the budget ends before, `edges` says so.
-    Ties are broken by the loss, where the task has one, and then in favour of the method's own rates.
+    The dimensions of the search are factors (`Grid`): one for the step size of x, one for those of all other sequences,
+    one for each server step size, one for every number that the method marks as a scale. Twelve candidates run side by
+    side in one program. Then the grid is **widened**: while the best candidate is the largest or the smallest tried in
+    some dimension, the next one is tried there, three times as large or small. The search ends when the best is inside
+    in every dimension, or with the budget; then `edges` names the dimensions.
+
+    Every candidate is run for the same rounds, those at which methods are compared. Candidates whose metrics differ by
+    rounding are ranked by the loss, where the task has one, and then by their distance from divergence (`select`).
 
     Args:
-      budget: gradient evaluations to spend at most, over all clients and candidates.
-      say: called with a sentence about every stage.
+      budget: Gradient evaluations to spend at most, over all clients and candidates.
+      rounds: Rounds to run every candidate for; None: as many as the budget allows CANDIDATES candidates.
+      say: Function that is called with a sentence about every step.
 
     The metrics are those of the assembly for tuning: validation examples, which are part of no client's data, and
     never the test set. A candidate that diverges is the worst.
     """
     if not 0 < budget < math.inf:
-        raise InputError(f"tune budget: {budget} was given; a positive number of gradient evaluations is needed")
+        raise InputError(f"tune_budget must be a positive number of gradient evaluations; got {budget}.")
+    if rounds is not None and not is_count(rounds):
+        raise InputError(f"rounds must be a positive int or None; got {rounds!r}.")
     search = _Search(experiment, Grid.of(experiment.method))
-    name, cost = experiment.method_name, search.cost
-    alive, rounds = search.grid.places(), 0
-    for stage, kept in enumerate(HALVING):
-        rounds = int(budget / PARTS / (kept * cost))
-        if rounds < 1:
-            raise InputError(
-                f"tune budget: {budget:.4g} gradient evaluations were given for {name}, whose round takes {cost:.4g}; "
-                f"at least {math.ceil(PARTS * HALVING[0] * cost)} are needed"
-            )
-        say(f"{name}: {len(alive)} candidates for {rounds} rounds")
-        scores = search.score(alive, rounds, str(stage + 1))
-        following = HALVING[stage + 1] if stage + 1 < len(HALVING) else 1
-        alive = sorted(alive, key=lambda place: scores[place])[:following]
-    best = alive[0]
-    if math.isinf(scores[best][0]):
+    name, cost, places = experiment.method_name, search.cost, search.grid.places()
+    horizon = int(budget / (CANDIDATES * cost)) if rounds is None else int(rounds)
+    least = len(places) * max(horizon, 1) * cost if rounds is not None else CANDIDATES * cost
+    if horizon < 1 or budget < least:
+        raise InputError(
+            f"tune_budget must be at least {least:.10g} gradient evaluations for {name}: {len(places)} candidates of "
+            f"{max(horizon, 1)} rounds, each of {cost:.4g}; got {budget:.10g}."
+        )
+    say(f"{name}: {len(places)} candidates for {horizon} rounds")
+    search.run(places, horizon, "grid")
+    if not any(math.isfinite(score.value) for score in search.scores.values()):
         raise InputError(f"tune: every candidate of {name} diverged; give smaller rates to begin with")
-    best, edges = search.widen(best, scores[best], rounds, budget, say)
+    edges = search.widen(horizon, budget, say)
+    best = search.best()
     if edges:
         say(
             f"{name}: the budget ended with the best at the edge of what was tried in {', '.join(edges)}; a larger "
-            "tune budget goes on from there"
+            "tune budget searches further there"
         )
-    return Tuning(search.grid.method(best), search.table, search.spent, edges)
+    grid, method = search.grid, search.grid.method(best)
+    return Tuning(method, search.table, search.spent, edges, search.values(), grid.numbers(best), horizon, budget)
 
 
 Place = tuple[float, ...]  # of a candidate on the grid: a power of FACTOR for each dimension
 
 
+class Score(NamedTuple):
+    """What a candidate reached; lower is better in both, and a candidate that diverged has an infinite value."""
+
+    value: float
+    loss: float
+
+
+def select(scores: Mapping[Place, Score], tolerance: float, loss_tolerance: float = 0.0) -> Place:
+    """Return the best candidate; among equals the one that is farthest from divergence.
+
+    Values within `tolerance` of the best count as equal, since they differ by rounding, and then losses within
+    `loss_tolerance` of the lowest. Among the candidates that remain, the one with the largest margin is taken: the
+    distance, in powers of the factor, to the nearest candidate with larger step sizes that was worse or diverged. Then
+    the one nearest to the method's own step sizes is taken, and then the one with the smallest step sizes.
+    """
+    equal = best_places(scores, tolerance, loss_tolerance)
+
+    def margin(place: Place) -> float:
+        beyond = (other for other in scores if other not in equal and all(a >= b for a, b in zip(other, place)))
+        return min((round(sum(other) - sum(place), 6) for other in beyond), default=math.inf)
+
+    return min(equal, key=lambda place: (-margin(place), *_by_distance(place)))
+
+
+def best_places(scores: Mapping[Place, Score], tolerance: float, loss_tolerance: float) -> set[Place]:
+    """Return the candidates that are the best up to rounding, first by the metric and then by the loss."""
+    value = min(score.value for score in scores.values())
+    equal = {place for place, score in scores.items() if score.value <= value + tolerance}
+    loss = min(scores[place].loss for place in equal)
+    return {place for place in equal if scores[place].loss <= loss + loss_tolerance}
+
+
+def _by_distance(place: Place) -> tuple:
+    """An order of candidates: the nearest to the method's own step sizes first, then the smallest step sizes."""
+    return round(sum(map(abs, place)), 6), round(sum(place), 6), place
+
+
 @dataclass(frozen=True)
 class Grid:
-    """What of a method is tuned: dimensions, each a factor of some of its numbers; at 0 all are the method's own."""
+    """The numbers of a method that are tuned.
+
+    Args:
+      base: The method; at place 0 all its numbers are its own.
+      dimensions: The numbers that each dimension scales, by their dotted names.
+      follows: Whether the server steps with `lr`, since its own step size was left out (`server_lr=None`).
+    """
 
     base: Any
-    dimensions: Mapping[str, tuple[str, ...]]  # name -> the numbers that it scales, by their dotted names
-    paired: bool  # whether the second is that of the other rates
+    dimensions: Mapping[str, tuple[str, ...]]
+    follows: bool = False
 
     @classmethod
     def of(cls, method: Any) -> Grid:
-        """That of a method: its rate of x, its other rates, and every field that is a scale."""
+        """Find the dimensions of a method.
+
+        They are: the step size of x; the step sizes of all other sequences together; the step size of the server's
+        optimiser (if it has one per sequence, that of x and those of the others); `server_lr`, as a factor of `lr`;
+        and every number that a field marks as a scale, or that is called a step size (`..._lr`). With an optimiser on
+        the server, its step size takes the second place, which is part of the grid to begin with.
+        """
         if not hasattr(method, "lr"):
             raise InputError(f"tune: {type(method).__name__} has no lr to be tuned; compare it without --tune")
         lr = method.lr if isinstance(method.lr, Rates) else Rates(method.lr)
         if not _are_numbers(lr):
             raise InputError(f"tune: {type(method).__name__} has rates that are no numbers; give numbers to be tuned")
-        rates = list(lr.entries())
-        lead = "x" if "x" in rates else rates[0]
-        others = [f"lr.{name}" for name in rates if name != lead]
+        fields = meanings(type(method))
+        base, follows, own = _with_server_lr(dataclasses.replace(method, lr=lr), fields)
+        lead, others = _lead_and_others(list(lr.entries()))
         marked = scales(method)
-        others += [name for name, rate_of in marked.items() if rate_of is not None]
-        dimensions: dict[str, tuple[str, ...]] = {f"lr.{lead}": (f"lr.{lead}",)}
-        if others:
-            dimensions["the other rates" if len(others) > 1 else others[0]] = tuple(others)
+        led = [name for name in own if name == lead or (name == "x" and name not in others)]
+        rest = tuple(f"lr.{name}" for name in others) + tuple(f"server_lr.{name}" for name in own if name not in led)
+        rest += tuple(name for name, rate_of in marked.items() if rate_of is not None)
+        dimensions: dict[str, tuple[str, ...]] = {f"lr.{lead}": (f"lr.{lead}", *(f"server_lr.{name}" for name in led))}
+        dimensions |= _optimisers(method.server) if "server" in fields else {}
+        dimensions |= _together("the other step sizes", rest)
+        if own:
+            dimensions["server_lr"] = tuple(f"server_lr.{name}" for name in own)
         dimensions |= {name: (name,) for name, rate_of in marked.items() if rate_of is None}
-        return cls(dataclasses.replace(method, lr=lr), dimensions, bool(others))
+        return cls(base, dimensions, follows)
 
     def places(self) -> list[Place]:
-        """The candidates to begin with."""
-        rest = (0.0,) * (len(self.dimensions) - (2 if self.paired else 1))
-        if not self.paired:
-            return [(float(alone), *rest) for alone in ALONE]
-        return [(float(leading), float(other), *rest) for leading in LEADING for other in FOLLOWING]
+        """Return the candidates to begin with: a grid of the first two dimensions."""
+        if len(self.dimensions) == 1:
+            return [(float(alone),) for alone in ALONE]
+        rest = (0.0,) * (len(self.dimensions) - 2)
+        return [(float(first), float(second), *rest) for first in LEADING for second in FOLLOWING]
 
     def numbers(self, place: Place) -> dict[str, float]:
-        """The numbers of a candidate, by their dotted names."""
-        return {
-            name: _number(self.base, name) * FACTOR**power
-            for names, power in zip(self.dimensions.values(), place)
-            for name in names
-        }
+        """Return the numbers of a candidate, by their dotted names; a number may be part of two dimensions."""
+        powers: dict[str, float] = {}
+        for names, power in zip(self.dimensions.values(), place):
+            for name in names:
+                powers[name] = powers.get(name, 0.0) + power
+        return {name: _number(self.base, name) * FACTOR**power for name, power in powers.items()}
 
     def method(self, place: Place) -> Any:
-        """The method of a candidate."""
+        """Return the method of a candidate."""
         made = self.base
         for name, value in self.numbers(place).items():
             made = set_field(made, name, value)
+        if self.follows and place[list(self.dimensions).index("server_lr")] == 0:
+            made = dataclasses.replace(made, server_lr=None)
         return made
 
 
+def _with_server_lr(method: Any, fields: Mapping[str, Any]) -> tuple[Any, bool, list[str]]:
+    """A method with `server_lr` as numbers, whether it was left out, and its entries. Left out, it is `lr`, unless the
+    server has an optimiser, which takes its place."""
+    if not isinstance(fields.get("server_lr"), RatesField):
+        return method, False, []
+    given = method.server_lr
+    if given is None:
+        plain = "server" not in fields or isinstance(method.server, PlainServer)
+        if not plain:
+            return method, False, []
+        return dataclasses.replace(method, server_lr=method.lr), True, list(method.lr.entries())
+    made = given if isinstance(given, Rates) else Rates(given)
+    return dataclasses.replace(method, server_lr=made), False, list(made.entries()) if _are_numbers(made) else []
+
+
+def _lead_and_others(names: list[str]) -> tuple[str, list[str]]:
+    lead = "x" if "x" in names else names[0]
+    return lead, [name for name in names if name != lead]
+
+
+def _optimisers(server: Any) -> dict[str, tuple[str, ...]]:
+    """The step sizes of a server's optimisers, as dimensions: the numbers that are given as `learning_rate`."""
+    has_rate = lambda one: is_number(one.options.get("learning_rate")) if isinstance(one, ServerOptimiser) else False
+    if has_rate(server):
+        return {"server.learning_rate": ("server.learning_rate",)}
+    if isinstance(server, EachSequence) and has_rate(server.optimiser):
+        return {"server.optimiser.learning_rate": ("server.optimiser.learning_rate",)}
+    if not isinstance(server, PerSequence):
+        return {}
+    names = [name for name, optimiser in server.optimisers.items() if has_rate(optimiser)]
+    if not names:
+        return {}
+    lead, others = _lead_and_others(names)
+    found: dict[str, tuple[str, ...]] = {f"server.{lead}.learning_rate": (f"server.{lead}.learning_rate",)}
+    rest = tuple(f"server.{name}.learning_rate" for name in others)
+    return found | _together("the server's other step sizes", rest)
+
+
+def _together(name: str, numbers: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """One dimension of some numbers, under this name; a single number goes by its own name."""
+    if not numbers:
+        return {}
+    return {numbers[0] if len(numbers) == 1 else name: numbers}
+
+
 class _Search:
-    """The candidates that were tried, what they gave, and what that cost."""
+    """The candidates that were tried, their scores, and their cost."""
 
     def __init__(self, experiment: Subject, grid: Grid):
         self.experiment, self.grid = experiment, grid
         self.assembly = experiment.assemble(tuning=True)
+        self.falling = known_direction(self.assembly.main_metric, self.assembly.falling)
         self.cost = probe(experiment, tuning=True).gradients
         self.table, self.spent = Table(), 0
-        self.tried: set[Place] = set()
+        self.scores: dict[Place, Score] = {}
+        self.tolerance = self.loss_tolerance = 0.0
+        double = experiment.arguments(self.assembly).get("precision") == "float64"
+        self.rounding = ROUNDINGS * float(np.finfo(np.float64 if double else np.float32).eps)
 
-    def score(self, places: list[Place], rounds: int, stage: str) -> dict[Place, tuple]:
-        """Runs candidates side by side; what is small is good."""
-        metric, scores = self.assembly.main_metric, {}
+    def run(self, places: list[Place], rounds: int, stage: str) -> None:
+        """Run candidates side by side, and keep their scores."""
+        metric = self.assembly.main_metric
         results = _try(self.experiment, self.assembly, [self.grid.method(place) for place in places], rounds, rounds)
         for place, result in zip(places, results):
-            value = float(result.history[metric][-1])
-            score = _score(self.assembly, result, value)
+            first, value = (float(result.history[metric][at]) for at in (0, -1))
+            score = _score(metric, self.falling, result, value)
             losses = [name for name in ("loss", "loss mean") if name in result.history]
-            loss = float(result.history[losses[0]][-1]) if losses else 0.0
-            scores[place] = (score, loss, sum(map(abs, place)))
+            start, loss = (float(result.history[losses[0]][at]) if losses else 0.0 for at in (0, -1))
+            self.scores[place] = Score(score, loss if math.isfinite(loss) else math.inf)
+            self.tolerance = max(self.tolerance, self.rounding * abs(first) if math.isfinite(first) else 0.0)
+            self.loss_tolerance = max(self.loss_tolerance, self.rounding * abs(start) if math.isfinite(start) else 0.0)
             self.spent += result.ledger.gradients
             row = {"method": self.experiment.method_name, "stage": stage, "rounds": rounds, **self.grid.numbers(place)}
             self.table.append(row | {metric: math.nan if math.isinf(score) else value})
-            self.tried.add(place)
-        return scores
 
-    def widen(
-        self, best: Place, score: tuple, rounds: int, budget: float, say: Callable[[str], Any]
-    ) -> tuple[Place, tuple[str, ...]]:
-        """Goes on beyond the edges of what was tried while the best is on one: the best, and the edges left."""
+    def best(self) -> Place:
+        """The candidate to take."""
+        return select(self.scores, self.tolerance, self.loss_tolerance)
+
+    def nearest(self) -> Place:
+        """The best candidate that is nearest to the method's own step sizes: on a plateau, no reason to go farther."""
+        return min(best_places(self.scores, self.tolerance, self.loss_tolerance), key=_by_distance)
+
+    def values(self) -> dict[str, list[float]]:
+        """The values that were tried of every number, in order."""
+        tried = [self.grid.numbers(place) for place in self.scores]
+        distinct = {name: {float(f"{numbers[name]:.12g}") for numbers in tried} for name in tried[0]}
+        return {name: sorted(values) for name, values in distinct.items()}
+
+    def widen(self, rounds: int, budget: float, say: Callable[[str], Any]) -> tuple[str, ...]:
+        """Try candidates beyond the edges while the best is on one; return the edges that are left."""
         names = list(self.grid.dimensions)
-        while edges := self._edges(best):
+        while edges := self._edges(self.nearest()):
             if self.spent + rounds * self.cost > budget:
-                return best, tuple(dict.fromkeys(names[dimension] for dimension, _ in edges))
+                return tuple(dict.fromkeys(names[dimension] for dimension, _ in edges))
             dimension, beyond = edges[0]
             say(f"{self.experiment.method_name}: the best is on the edge in {names[dimension]}, which is widened")
-            found = self.score([beyond], rounds, "wider")[beyond]
-            if found < score:
-                best, score = beyond, found
-        return best, ()
+            self.run([beyond], rounds, "wider")
+        return ()
 
     def _edges(self, best: Place) -> list[tuple[int, Place]]:
         """Where nothing beyond the best was tried: the dimension, and the candidate that is next."""
@@ -238,7 +391,7 @@ class _Search:
         for dimension, power in enumerate(best):
             for step in (1.0, -1.0):
                 next_to = (*best[:dimension], power + step, *best[dimension + 1 :])
-                if not any((place[dimension] - power) * step > 1e-9 for place in self.tried):
+                if not any((place[dimension] - power) * step > 1e-9 for place in self.scores):
                     found.append((dimension, next_to))
         return found
 
@@ -246,18 +399,32 @@ class _Search:
 def _number(owner: Any, name: str) -> float:
     """A number of a method by its dotted name."""
     for part in name.split("."):
-        owner = owner.entries()[part] if isinstance(owner, Rates) else getattr(owner, part)
+        if isinstance(owner, Rates):
+            owner = owner.entries()[part]
+        elif isinstance(owner, ServerOptimiser):
+            owner = owner.options[part]
+        elif isinstance(owner, PerSequence):
+            owner = owner.optimisers[part]
+        else:
+            owner = getattr(owner, part)
     return float(owner)
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is one number, which a factor can scale."""
+    array = np.asarray(value) if np.isscalar(value) or hasattr(value, "dtype") else np.asarray("")
+    return array.ndim == 0 and array.dtype.kind in "fiu"
+
+
 def scales(method: Any) -> dict[str, str | None]:
-    """The numbers that a method's fields, or those of its parts, mark as scales, by their dotted names; with the
-    sequence whose rate they are, if they are one."""
+    """Find the numbers of a method and its parts that are marked as scales or called step sizes (`..._lr`), by their
+    dotted names; each with the sequence whose step size it is, if it is one."""
     found: dict[str, str | None] = {}
     for name, meaning in meanings(type(method)).items():
         value = getattr(method, name)
-        if isinstance(meaning, NumberField) and (meaning.scale or meaning.rate_of) and value is not None:
-            found[name] = meaning.rate_of
+        scaled = isinstance(meaning, NumberField) and (meaning.scale or meaning.rate_of or name.endswith("_lr"))
+        if scaled and is_number(value):
+            found[name] = meaning.rate_of  # type: ignore[union-attr]
         elif is_part(value) and not isinstance(value, Rates):
             found |= {f"{name}.{inner}": rate_of for inner, rate_of in scales(value).items()}
     return found
@@ -278,6 +445,7 @@ def choose(
       say: called with a sentence about every group.
     """
     assembly = experiment.assemble(tuning=True)
+    falling = known_direction(assembly.main_metric, assembly.falling)
     rounds = max(1, round(exchanges / probe(experiment, tuning=True).exchanges))
     groups: dict[str, list[Any]] = {}
     for method in methods:
@@ -288,7 +456,7 @@ def choose(
         for method, result in zip(group, _try(experiment, assembly, group, rounds, 1)):
             curve = result.history[assembly.main_metric][1:]
             value = float(np.mean(curve)) if curve.size else math.nan
-            score = _score(assembly, result, value)
+            score = _score(assembly.main_metric, falling, result, value)
             scores.append((score, method))
             spent += result.ledger.gradients
             shown = {"method": experiment.method_name, "setting": settings(method), "rounds": rounds}
@@ -311,11 +479,11 @@ def settings(method: Any) -> str:
     return "; ".join(shown)
 
 
-def _score(assembly: Assembly, result: Result, value: float) -> float:
-    """A value of the main metric as something to be small; infinite for a run that diverged."""
-    if result.status == "diverged" or not math.isfinite(value):
+def _score(metric: str, falling: bool, result: Result, value: float) -> float:
+    """A value of the main metric as a number to minimise; infinite for a run that diverged."""
+    if result.status == "diverged" or not math.isfinite(value) or exploded_metric(result.history, metric, falling):
         return math.inf
-    return value if assembly.falling else -value
+    return value if falling else -value
 
 
 def _rate(name: str, rate: Any) -> str:

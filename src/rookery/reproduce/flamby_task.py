@@ -172,6 +172,7 @@ class Benchmark:
             y=start if self.form in NESTED else nothing if self.form == "own heads" else None,
             metrics=self._metrics(centres, scales, pooled),
             main_metric="pooled",
+            falling=False,
         )
 
     def _problem(self) -> Problem:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rookery.data.batches import Batch
 from rookery.data.federated import Clients, cast, example_shape_of
+from rookery.direction import lower_is_better
 from rookery.engines.base import Carry, Session
 from rookery.errors import InputError, failing
 from rookery.federation.evaluation import TEST, ClientMetrics, means
@@ -18,15 +19,15 @@ from rookery.metric import Metric
 from rookery.runs.table import COST, Table
 from rookery.vectors import Values
 
-FALLING = ("loss", "error")  # a metric whose name has one of these words is worst where it is largest
 SUMMARY = ("mean", "weighted", "worst")
 
 
 def _summary(measured: Mapping[str, Any], weights: Any) -> dict[str, Any]:
-    """Of every metric the mean over clients, that by their weights, and the worst."""
+    """Summarise every metric by the mean over clients, the weighted mean, and the worst client: the largest value
+    where lower is better by the metric's name, otherwise the smallest."""
     found = {}
     for name, values in measured.items():
-        worst = values.max() if any(word in name.lower() for word in FALLING) else values.min()
+        worst = values.max() if lower_is_better(name) else values.min()
         found |= {f"{name} {which}": n for which, n in zip(SUMMARY, (values.mean(), values @ weights, worst))}
     return found
 

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 from typing import Any
 
+from rookery.direction import lower_is_better
 from rookery.errors import InputError
 from rookery.files import read_json
 from rookery.own_code import short_name
@@ -24,7 +25,6 @@ from rookery.runs.table import COST
 from rookery.version import __version__
 
 AXES = ("exchanges", "bytes", "samples", "gradients", "seconds", "round")  # what metrics can be drawn against
-FALLING = ("loss", "distance", "objective", "error")  # the last word of a metric that is better when it is lower
 POINTS = 1000  # of a curve at most: a page of long runs stays small
 LARGEST = 1e300  # a value beyond it counts as not finite: no axis reaches so far
 UNFINISHED = "running or interrupted"
@@ -162,11 +162,12 @@ def _status(result: dict[str, Any]) -> str:
 
 
 def falling(metric: str, runs: Sequence[Recorded] = ()) -> bool:
-    """Whether a metric is better when it is lower: as the runs say of their main one, else going by its name."""
+    """Say whether lower is better: as the runs' configurations say of their main metric, otherwise by its name. A
+    metric with a name that does not say it is drawn as one that should rise."""
     for run in runs:
-        if run.config.get("main_metric") == metric and "falling" in run.config:
-            return bool(run.config["falling"])
-    return re.split(r"[\W_]+", metric.lower())[-1] in FALLING
+        if run.config.get("main_metric") == metric and isinstance(run.config.get("falling"), bool):
+            return run.config["falling"]
+    return bool(lower_is_better(metric))
 
 
 def describe(runs: Sequence[Recorded], title: str | None = None) -> dict[str, Any]:
@@ -193,14 +194,17 @@ def describe(runs: Sequence[Recorded], title: str | None = None) -> dict[str, An
 
 
 def _folded(seeds: Sequence[Recorded], metrics: list[str]) -> dict[str, Any]:
-    """What runs that differ in their seed alone came to: of every metric and cost, the mean of the final values and
-    their standard deviation; null where a run has none. Runs that diverged are in no mean."""
+    """Average runs that differ in their seed alone: for every metric and cost, the mean of the final values and their
+    sample standard deviation. The spread of one run is null, and so is a column that a run lacks. Runs that diverged
+    enter no mean."""
     whole = [run for run in seeds if not run.status.startswith("diverged")]
 
     def over(columns: list[list[float | None] | None]) -> dict[str, float] | None:
         values = [_last_of(column or []) for column in columns]
         known = [value for value in values if value is not None]
-        return None if not known or len(known) < len(values) else {"mean": fmean(known), "spread": pstdev(known)}
+        if not known or len(known) < len(values):
+            return None
+        return {"mean": fmean(known), "spread": stdev(known) if len(known) > 1 else None}
 
     return {
         "final": {metric: over([run.columns.get(metric) for run in whole]) for metric in metrics},

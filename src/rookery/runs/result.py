@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from rookery.data.own_tables import shown_data
+from rookery.direction import lower_is_better
 from rookery.engines.base import Carry, PreparedRun
 from rookery.engines.records import RecordStore
 from rookery.errors import InputError, unknown
@@ -31,19 +34,23 @@ HISTORY, SEQUENCES, STATE, RESULT = "history.csv", "sequences.safetensors", "sta
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a run stopped being finite: the first round that left something non-finite, and what.
+    """Where a run diverged.
 
     Args:
-      round: First round after which something was not finite.
-      sequences: Names of what was not finite.
+      round: First round that left a state that is not finite; or the last round, where the run ended by itself.
+      sequences: Names of what was not finite, or of what exploded.
+      reason: How it exploded, if the state stayed finite (`runs/divergence.py` has the rule).
       clients: Names of the remote clients whose replies in that round were not finite.
     """
 
     round: int
     sequences: tuple[str, ...]
+    reason: str = ""
     clients: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        if self.reason:
+            return f"{self.reason} by round {self.round}, the last one; its state is finite and is kept"
         whose = f"; the replies of {', '.join(self.clients)} were not finite" if self.clients else ""
         return (
             f"{' and '.join(self.sequences)} not finite after round {self.round}; "
@@ -156,6 +163,17 @@ class Result:
         return dict(self.state.rates or {})
 
     @property
+    def worse(self) -> dict[str, tuple[float, float]]:
+        """The metrics that ended worse than they began, each with its first and last value; only metrics whose name
+        says whether lower is better."""
+        found = {}
+        for metric in self.history.metrics if self.history.rows else ():
+            first, last = float(self.history[metric][0]), float(self.history[metric][-1])
+            if (signed_change(metric, first, last) or 0.0) > 0:
+                found[metric] = (first, last)
+        return found
+
+    @property
     def x(self) -> Tree:
         """The final x."""
         return self.sequences.x
@@ -189,6 +207,7 @@ class Result:
                 f"  {metrics}",
                 *([f"  {said}"] if (said := shown_data(self.data)) else []),
                 *([f"  step sizes, measured: {shown_rates(self.rates)}"] if self.rates else []),
+                *([f"  {shown_worse(self.worse)}"] if self.worse else []),
                 f"  {cost.exchanges} exchanges, {(cost.bytes_up + cost.bytes_down) / 1e6:.4g} MB, "
                 f"{cost.gradients} gradients, {self.state.seconds:.3g} s and {self.compile_seconds:.3g} s of compiling",
                 f"  sequences: {shapes}" + (f" ({len(self.local)} clients have their own)" if self.local else ""),
@@ -224,9 +243,7 @@ class Result:
         description = {
             "format": FORMAT,
             "status": self.status,
-            "divergence": None
-            if self.divergence is None
-            else {name: value if name == "round" else list(value) for name, value in vars(self.divergence).items()},
+            "divergence": None if self.divergence is None else dataclasses.asdict(self.divergence),
             "compile_seconds": self.compile_seconds,
             "sequences": {name: describe(tree, name, arrays) for name, tree in self.sequences.items()},
             "local": list(self.local[0]) if self.local else [],
@@ -278,13 +295,32 @@ class Result:
             ledger=state.ledger.copy(),
             state=state,
             status=description["status"],
-            divergence=None
-            if divergence is None
-            else Divergence(divergence["round"], tuple(divergence["sequences"]), tuple(divergence.get("clients", ()))),
+            divergence=None if divergence is None else _divergence(divergence),
             compile_seconds=description["compile_seconds"],
             clients=None if description.get("client_metrics") is None else Table(description["client_metrics"]),
             data=description.get("data", {}),
         )
+
+
+def _divergence(described: Mapping[str, Any]) -> Divergence:
+    clients = tuple(described.get("clients", ()))
+    return Divergence(described["round"], tuple(described["sequences"]), described.get("reason", ""), clients)
+
+
+def signed_change(metric: str, first: float, last: float, falling: bool | None = None) -> float | None:
+    """Return by how much a metric got worse; None where its direction is not known or a value is not finite."""
+    lower = lower_is_better(metric) if falling is None else falling
+    if lower is None or not (math.isfinite(first) and math.isfinite(last)):
+        return None
+    return last - first if lower else first - last
+
+
+def shown_worse(worse: Mapping[str, tuple[float, float]]) -> str:
+    """Name the metrics that ended worse than they began, in a sentence."""
+    each = [
+        f"{name} ended at {last:.3g}, worse than its first value {first:.3g}" for name, (first, last) in worse.items()
+    ]
+    return f"{'; '.join(each)}: if that is unexpected, try smaller step sizes"
 
 
 def shown_rates(rates: Mapping[str, float]) -> str:

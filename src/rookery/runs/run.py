@@ -31,6 +31,7 @@ from rookery.metric import Metrics, measure, split
 from rookery.problems.base import Problem
 from rookery.problems.penalty import check_penalty
 from rookery.runs.checkpoint import Checkpoints, Saver, open_checkpoints, read_plan
+from rookery.runs.divergence import concluded, sizes
 from rookery.runs.fingerprint import fingerprint
 from rookery.runs.forked import refuse_forked
 from rookery.runs.interrupts import answered, heed, listening, pending, wait_for_turn
@@ -136,7 +137,8 @@ def run(
         after anything that stops it.
 
     Returns:
-      A `Result`. A run that meets a non-finite state stops there, warns, and keeps the last good state.
+      A `Result`. A run that meets a non-finite state stops there, warns, and keeps the last good state. A run that
+      explodes and stays finite does all its rounds, and its result warns and has the status "diverged" as well.
     """
     refuse_forked()
     metrics, stop, every = check_arguments(rounds, metrics, stop, every)
@@ -162,6 +164,7 @@ def run(
         )
         engine = _engine_for(engine, clients)
         _check_neighbours(engine, method)
+        initial = sizes(whole.carry.values())
         here = whole.without_records() if getattr(engine, "elsewhere", False) else whole
         prepared, ledger, seconds = _resume(here, state)
         own = None
@@ -172,10 +175,10 @@ def run(
         first = int(prepared.carry.state.round)
         prepared.inputs.sampling.check_rounds(first, rounds, prepared.config.population)
         check_penalty(problem, first, rounds)
+        has_all = prepared.source is None and prepared.record is None  # examples in memory and no remote clients
         saver, previous = None, None
         if checkpoints is not None:
             asked = {"rounds": rounds, "every": every}
-            has_all = prepared.source is None and prepared.record is None  # examples in memory and no remote clients
             text = partial(program_text, prepared, no_metrics, None) if has_all else None
             told = fingerprint(prepared, names, text)
             if awaited:
@@ -187,13 +190,14 @@ def run(
             before = state if previous is None else previous.state
             prepared, ledger = measured_run(prepared, awaited, engine, ledger, before)
         program = partial(program_text, prepared, metrics, own)
-        verify(program)
-        if not described and not clients.streamed:
+        if has_all:
+            verify(program)
+        if has_all and not described:
             stack.enter_context(compared(program))
         session = engine.open(prepared, ledger)
         if together():
             wait_for_turn()
-        loop = _Loop(prepared, session, metrics, own, stop, callbacks, seconds, first, saver)
+        loop = _Loop(prepared, session, metrics, own, stop, callbacks, seconds, first, saver, initial)
         if previous is not None:
             loop.history = previous.history
         elif state is None and has_start(method):
@@ -255,8 +259,10 @@ class _Loop:
         seconds: float,
         first: int,
         saver: Saver | None,
+        initial: Mapping[str, float],
     ):
         self.prepared = prepared
+        self.initial = initial
         self.session = session
         function, arrays = split(metrics)
         self.metric = (function, jax.device_put(arrays))
@@ -276,7 +282,7 @@ class _Loop:
         """Goes on to a number of rounds in all; `ended` is how it has ended already, if it has."""
         self.end = end = self.first + rounds
         if ended is not None and (self.round >= end or ended == "stopped"):
-            return self.result(ended, None)
+            return concluded(self.result(ended, None), self.initial)
         status, divergence = "done", None
         try:
             if agreed(self.saver is not None):
@@ -328,7 +334,10 @@ class _Loop:
             session: Any = self.session
             error.missing = session.versions["missing"]
             raise
-        return self.result(status, divergence)
+        found = concluded(self.result(status, divergence), self.initial)
+        if found.status != status:
+            warnings.warn(f"the run diverged: {found.divergence}", DivergenceWarning, stacklevel=4)
+        return found
 
     def advance(self, rounds: int) -> Divergence | None:
         """Some rounds in one call, short enough to be interrupted."""
@@ -339,7 +348,7 @@ class _Loop:
         self.round += done.rounds
         heed_together()
         self.pace.took(rounds, took)
-        return Divergence(self.round + 1, done.broken, done.clients) if done.broken else None
+        return Divergence(self.round + 1, done.broken, clients=done.clients) if done.broken else None
 
     def take_up(self, every: int, end: int) -> bool:
         """Where a run begins or goes on: evaluates where that is due and not done; says whether a target is there."""

@@ -29,6 +29,7 @@ from rookery.federation.server import PerSequence, ServerOptimiser
 from rookery.metric import Metrics, split, together
 from rookery.problems.base import Problem
 from rookery.problems.penalty import check_penalty
+from rookery.runs.divergence import concluded, sizes
 from rookery.runs.interrupts import answered, heed, listening, wait_for_turn
 from rookery.runs.measured import awaited_rates, measured_run
 from rookery.runs.own_metrics import OwnMetrics
@@ -307,6 +308,7 @@ class _Lanes:
         self.own_metrics = any(each is not metrics[0] for each in metrics)
         self.function, arrays = split(metrics[0])
         self.arrays = stack(*(split(each)[1] for each in metrics)) if self.own_metrics else place.shared(arrays)
+        self.initial = [sizes(s.carry.values()) for s in prepared]
         self.carry = stack(*(s.carry for s in prepared))
         self.ledgers = ledgers
         self.histories = [Table() for _ in prepared]
@@ -341,9 +343,11 @@ class _Lanes:
         """What every lane has come to."""
         carries = (self.place.lane(self.carry, i) for i in range(len(self.prepared)))
         return [
-            make_result(each, carry, ledger, history, self.seconds, status, divergence, self.compile_seconds)
-            for each, carry, ledger, history, status, divergence in zip(
-                self.prepared, carries, self.ledgers, self.histories, self.status, self.divergence
+            concluded(
+                make_result(each, carry, ledger, history, self.seconds, status, divergence, self.compile_seconds), size
+            )
+            for each, size, carry, ledger, history, status, divergence in zip(
+                self.prepared, self.initial, carries, self.ledgers, self.histories, self.status, self.divergence
             )
         ]
 

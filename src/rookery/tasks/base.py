@@ -15,6 +15,7 @@ from rookery.data.own_tables import TableOptions
 from rookery.data.partitions import Partition
 from rookery.data.scaling import Standardise
 from rookery.data.schema import SchemaError, read_schema, schema_text
+from rookery.direction import GIVEN, INFERRED, known_direction, lower_is_better
 from rookery.errors import InputError, unknown
 from rookery.problems.base import Problem
 from rookery.problems.bilevel import Bilevel
@@ -34,15 +35,23 @@ class Assembly:
     metrics: Callable[[Any], Mapping[str, Any]] | None = None
     client_metrics: Callable[[Any, Any], Mapping[str, Any]] | None = None  # of every client's own test examples
     main_metric: str = "accuracy"  # what plots and tables show
-    falling: bool = False  # whether the main metric is better when it is lower
+    falling: bool | None = None  # whether lower is better in the main metric; None: inferred from its name
+    direction: str = GIVEN  # where `falling` comes from
+
+    def __post_init__(self):
+        if self.falling is None:
+            object.__setattr__(self, "falling", lower_is_better(self.main_metric))
+            object.__setattr__(self, "direction", INFERRED)
 
     def check_target(self, target: float | None) -> None:
-        """Refuses a target that cannot be."""
+        """Refuse a target that cannot be reached, or one of a metric whose direction is not known."""
+        if target is not None:
+            known_direction(self.main_metric, self.falling)
         if target is not None and target > 1 and "accuracy" in self.main_metric:
             raise InputError(f"target: {target:g} was given; {self.main_metric} is a part of 1, such as 0.9")
 
     def stop(self, target: float | None) -> dict[str, Any] | None:
-        """When a run has reached a target: the main metric is at least that, or at most where it falls."""
+        """Return the rule that ends a run at a target: at most that value where lower is better, otherwise at least."""
         if target is None:
             return None
         return {self.main_metric: (lambda value: value <= target) if self.falling else target}

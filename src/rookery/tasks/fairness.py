@@ -72,4 +72,5 @@ class Fairness(OnData):
             metrics=on_test(Evaluation(network), dataset, mix=label_mix(plain, dataset.classes)),
             client_metrics=OnOwn(network) if own else None,
             main_metric="worst_client",
+            falling=False,
         )

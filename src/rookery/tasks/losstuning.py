@@ -94,6 +94,7 @@ class LossTuning(Nested):
             y=network.init,
             metrics=on_test(Evaluation(network, parts=("y",), balanced=True), dataset),
             main_metric="balanced",
+            falling=False,
         )
 
 
