@@ -818,7 +818,7 @@ class Unsized(rk.Tracked):
     """An estimator whose `fields` takes no size."""
 
     def fields(self, client: Client, points: Any, key: Any) -> list[rk.Sequences]:  # type: ignore[override]
-        return super().fields(client, points, key)
+        return rk.Tracked.fields(self, client, points, key)
 
 
 def estimators_need_no_size(cls: type | None = None) -> None:

@@ -29,7 +29,7 @@ def is_stable(method: Any, exact: Any) -> str:
     kind = exact.problem.kind
     if method.stable is not None and kind not in method.stable:
         return f"not looked at: it declares stability on {', '.join(method.stable) or 'no problem'}"
-    small = with_lr(method, Rates(RATE / 64, x=RATE / 640))  # nested problems may need an upper level that is slower
+    small = with_lr(method, Rates(RATE / 64, x=RATE / 6400))  # nested problems may need an upper level that is slower
     try:
         radius = fixed_point(exact.problem, small, exact.clients, **exact.start(leaves=2)).radius
     except InputError as refused:
