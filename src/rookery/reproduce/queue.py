@@ -24,7 +24,8 @@ from rookery.reproduce.study import Cell, Study
 
 # STUDY, STUDY:PATTERN of cells' names, or either with @SEEDS. What comes first is run first.
 PRIORITY = (
-    "fedmsa-losstuning:FedMSA, K = [0-9]*, q = *[0-9]",
+    "fedmsa-losstuning:FedMSA, K = ?, q = *",
+    "fedmsa-losstuning:FedMSA, K = ??, q = *",
     "fedmsa-losstuning:FedNest, K = *",
     "fedvra-readings:*FedVRA*",
     "fedvra-readings:*FedDyn*",
