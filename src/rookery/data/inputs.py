@@ -24,7 +24,7 @@ class Scale:
       divisor: what 1 is stored as: 255 for bytes.
       mean, std: a number for each place on the last axis of the shape, or one number for all.
       per_image: whether each input is standardised by the mean and the standard deviation of its own numbers, in place
-        of `mean` and `std`. A deviation below 1 / sqrt(numbers) of an input counts as that.
+        of `mean` and `std`. A deviation below 0.001 counts as 0.001, so that an image of one colour becomes zeros.
 
     Equal scales are equal as static arguments, so a loss that holds one is compiled once.
     """
@@ -52,7 +52,7 @@ class Scale:
         axes = tuple(range(-len(self.shape), 0))
         centred = values - values.mean(axes, keepdims=True)
         std = jnp.sqrt((centred**2).mean(axes, keepdims=True))
-        return centred / jnp.maximum(std, prod(self.shape) ** -0.5)
+        return centred / jnp.maximum(std, 1e-3)
 
 
 @dataclass(frozen=True)

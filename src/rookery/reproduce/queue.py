@@ -148,6 +148,7 @@ def run_queue(
             say(f"{one.name}: left, since about {needed:.0f} s are needed and {max(0.0, end - clock()):.0f} s are left")
             continue
         say(f"{one.name}: begun, about {needed:.0f} s")
+        begun = clock()
         try:
             done = run_cell(one.cell, one.seeds)
         except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:  # the next cells may run yet
@@ -156,7 +157,7 @@ def run_queue(
         write_done(one.path, done, asked_for(one.cell, one.seeds))
         if journal is not None:
             note(journal, out, one.path)
-        estimates.learn(one, done.seconds)
+        estimates.learn(one, clock() - begun)
         left.remove(one)
         ended = "; ".join(
             f"{measure.name} {measure.show(float(value))}"
