@@ -9,7 +9,7 @@ import pytest
 import rookery as rk
 from rookery.reproduce import queue
 from rookery.reproduce.execute import run_cell
-from rookery.reproduce.queue import is_done, listed, main, merge, run_queue
+from rookery.reproduce.queue import check, is_done, listed, main, merge, run_queue
 from rookery.reproduce.registry import reproduce
 
 ENTRIES = ("fedmsa-mco:FedMSA*@1", "fedmsa-mco@1")
@@ -79,6 +79,34 @@ def test_cells_of_another_machine_are_merged(tmp_path, monkeypatch):
     for path in written:
         assert path.read_text() == (tmp_path / "there" / path.relative_to(tmp_path / "here")).read_text()
     assert main(["--merge", str(journal), "--out", str(tmp_path / "there")]) == 0
+
+
+def test_a_check_tells_cells_that_the_code_no_longer_gives(tmp_path, monkeypatch):
+    """New code with the same numbers leaves a cell current; other numbers make it wait again."""
+    entries = ("fedmsa-mco:FedMSA*@1",)
+    run(tmp_path, entries=entries)
+    first, second = listed(entries, tmp_path, quick=True)
+    say = lambda text: None
+    assert set(check(entries, tmp_path, say, quick=True).values()) == {"stamped"}
+    assert set(check(entries, tmp_path, say, quick=True).values()) == {"current"}
+
+    def rewrite(one, norm):
+        kept = json.loads(one.path.read_text())
+        kept["norms"]["x"][1] *= norm
+        one.path.write_text(json.dumps(kept | {"code": kept["code"] | {"rookery.algorithms.fedmsa": "of old"}}))
+
+    rewrite(first, 1 + 1e-6)
+    rewrite(second, 1.001)
+    found = check(entries, tmp_path, say, quick=True)
+    assert found == {first.name: "current", second.name: "stale"}
+    assert is_done(first) and not is_done(second)
+    assert "of old" not in first.path.read_text() and "of old" in second.path.read_text()
+    left, _ = run(tmp_path, entries=entries, minutes=0)
+    assert left == [second.cell.name]
+    kept = json.loads(second.path.read_text())
+    del kept["norms"]
+    second.path.write_text(json.dumps(kept | {"commit": "before"}))
+    assert check(entries, tmp_path, say, quick=True)[second.name] == "unknown"
 
 
 @pytest.mark.parametrize(

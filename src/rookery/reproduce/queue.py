@@ -1,7 +1,8 @@
 """A queue of cells for a machine that is lent for minutes: `python -m rookery.reproduce.queue --minutes 9`.
 
 It runs the next cells of a priority list until a time limit, and saves each at once. Run again, it resumes with the
-cells that are not done. One process per GPU: several run out of memory.
+cells that are not done. One process per GPU: several run out of memory. `--merge` takes over the cells of another
+machine; `--check` then runs two rounds of each on a CPU, which tell later whether a cell is what the code still gives.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from rookery.errors import InputError
 from rookery.files import slug, write_text
 from rookery.reproduce.execute import asked_for, read_done, run_cell, write_done
 from rookery.reproduce.registry import find_study
-from rookery.reproduce.study import Cell, Study
+from rookery.reproduce.replay import check_cell
+from rookery.reproduce.study import Cell, Done, Study
 
 # STUDY, STUDY:PATTERN of cells' names, or either with @SEEDS. What comes first is run first.
 PRIORITY = (
@@ -85,9 +87,14 @@ def listed(entries: Sequence[str], out: Path, quick: bool = False) -> Iterator[W
                 yield Waiting(study, cell, cell.seeds(seeds or (2 if quick else study.seeds)), path)
 
 
+def find_done(one: Waiting) -> Done | None:
+    """Return a cell as it is kept, if it is kept as it is asked for now."""
+    return read_done(one.path, one.cell, asked_for(one.cell, one.seeds))
+
+
 def is_done(one: Waiting) -> bool:
-    """Whether a cell is kept as it is asked for now."""
-    return read_done(one.path, one.cell, asked_for(one.cell, one.seeds)) is not None
+    """Whether a cell is kept as it is asked for now, and no check found that the code gives something else."""
+    return find_done(one) is not None and not json.loads(one.path.read_text()).get("stale", False)
 
 
 @dataclass
@@ -182,6 +189,16 @@ def summary_of(left: Sequence[Waiting], estimates: Estimates) -> str:
     return "\n".join(lines + [f"  {one.name}, about {estimates.of(one):.0f} s" for one in left])
 
 
+def check(entries: Sequence[str], out: Path, say: Callable[[str], Any] = print, quick: bool = False) -> dict[str, str]:
+    """Check the cells that are kept against the present code; returns the outcome of each by its name."""
+    found = {}
+    for one in listed(entries, out, quick):
+        if (done := find_done(one)) is not None:
+            found[one.name] = check_cell(one.path, done, say)
+            say(f"{one.name}: {found[one.name]}")
+    return found
+
+
 def note(journal: Path, out: Path, path: Path) -> None:
     """Append a finished cell to a journal: a line of json, compressed by itself."""
     journal.parent.mkdir(parents=True, exist_ok=True)
@@ -217,6 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of the pages")
     parser.add_argument("--journal", type=Path, help="file to which finished cells are appended as well")
     parser.add_argument("--merge", type=Path, help="run nothing: take the cells of this journal over")
+    parser.add_argument("--check", action="store_true", help="run no cell: check those that are kept, on a CPU")
     parser.add_argument("--list", action="store_true", help="run nothing: print what is left")
     parser.add_argument("--quick", action="store_true", help="small versions, on data that is built in")
     given = parser.parse_args(arguments)
@@ -225,6 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given.merge is not None:
             merge(given.merge, given.out, say)
+        elif given.check:
+            check(entries, given.out, say, given.quick)
         elif given.list:
             cells = list(listed(entries, given.out, given.quick))
             say(summary_of([one for one in cells if not is_done(one)], Estimates.of_cells(cells)))
