@@ -1,4 +1,4 @@
-"""A queue of cells for a machine that is lent for minutes: `python -m rookery.reproduce.queue --minutes 9`.
+"""A queue of cells for a machine that is there for minutes: `rookery queue --minutes 9`.
 
 It runs the next cells of a priority list until a time limit, and saves each at once. Run again, it resumes with the
 cells that are not done. One process per GPU: several run out of memory. `--merge` takes over the cells of another
@@ -228,7 +228,7 @@ def merge(journal: Path, out: Path, say: Callable[[str], Any] = print) -> list[P
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m rookery.reproduce.queue", description=__doc__)
+    parser = argparse.ArgumentParser(prog="rookery queue", description=__doc__)
     parser.add_argument("entries", nargs="*", help="STUDY, STUDY:PATTERN or either with @SEEDS; default: all that wait")
     parser.add_argument("--minutes", type=float, default=9.0, help="time limit")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of the pages")
