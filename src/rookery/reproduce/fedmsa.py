@@ -173,8 +173,14 @@ def _published_fedmsa(steps: int) -> PublishedFedMSA:
 
 def _published_fednest(steps: int) -> PublishedFedNest:
     """The authors' script: K lower rounds of an epoch of minibatches, K upper steps; 2 K + 6 exchanges a round."""
-    rates, loops = Rates(x=0.02, y=0.01), {"lower_rounds": steps, "lower_steps": 12, "upper_steps": steps}
-    return PublishedFedNest(lr=rates, neumann_step=0.02, neumann_terms=3, **loops)
+    return PublishedFedNest(
+        lr=Rates(x=0.02, y=0.01),
+        neumann_step=0.02,
+        neumann_terms=3,
+        lower_rounds=steps,
+        lower_steps=12,
+        upper_steps=steps,
+    )
 
 
 # The same with the adjoint of the paper, which is shorter by a factor of about 50, and full batches below as well.

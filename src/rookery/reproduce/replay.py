@@ -40,7 +40,7 @@ def norms(cell: Cell, method: Any = None) -> Norms:
         warnings.simplefilter("ignore", AdviceWarning)
         warnings.simplefilter("ignore", DivergenceWarning)
         assembly = dataclasses.replace(experiment.assemble(), metrics=_norms, client_metrics=None)
-        arguments = experiment.arguments(assembly) | {"stop": None}
+        arguments: dict[str, Any] = experiment.arguments(assembly) | {"stop": None}
         method = experiment.method if method is None else method
         history = run(method=method, rounds=ROUNDS, every=1, **arguments).history
     names = [name for name in history.columns if name.startswith("norm of ")]
