@@ -77,12 +77,12 @@ def test_fedmsa_starts_its_adjoint_at_the_scripts_series_after_its_warm_up():
     options = {"local_steps": 1, "local_clients": population, "neumann_step": STEP, "neumann_terms": TERMS}
     still = PublishedFedMSA(lr=rk.Rates(0.0), warm_lr=0.0, **options)
     result = of(still, rounds=1)
-    np.testing.assert_allclose(result.v, harmonic_adjoint(X, Y), rtol=1e-10)
+    np.testing.assert_allclose(result.sequences.v, harmonic_adjoint(X, Y), rtol=1e-10)
     np.testing.assert_allclose(result.y, Y)
     assert result.ledger.exchanges == 5 + 1 + TERMS + 2
     warm = of(PublishedFedMSA(lr=rk.Rates(0.0), warm_lr=0.01, warm_rounds=2, **options), rounds=1)
     assert np.abs(warm.y - Y).max() > 1e-3
-    np.testing.assert_allclose(warm.v, harmonic_adjoint(X, warm.y), rtol=1e-10)
+    np.testing.assert_allclose(warm.sequences.v, harmonic_adjoint(X, warm.y), rtol=1e-10)
 
 
 def test_fednest_as_published_counts_its_exchanges_and_has_the_scripts_adjoint():
@@ -95,4 +95,4 @@ def test_fednest_as_published_counts_its_exchanges_and_has_the_scripts_adjoint()
     )
     result = of(made, rounds=1)
     assert result.ledger.exchanges == 2 * 2 + TERMS + 3
-    np.testing.assert_allclose(result.v, harmonic_adjoint(X, Y), rtol=1e-10)
+    np.testing.assert_allclose(result.sequences.v, harmonic_adjoint(X, Y), rtol=1e-10)
