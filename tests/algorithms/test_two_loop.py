@@ -348,3 +348,33 @@ def test_an_exchange_costs_the_vectors_it_is_about():
         ("upper.steps", "down", 157_000): 2,  # h
         ("upper.steps", "up", 157_000): 2,
     }
+
+
+def spread_of_a_lower_round(**options):
+    """The standard deviation, over seeds, of y after one round on g = mean of (y - e)^2 / 2, in a run of one client."""
+    problem = rk.Bilevel(lambda x, y, e: 0.0 * x, lambda x, y, e: 0.5 * (y - e["a"]) ** 2)
+    clients = rk.federate([{"a": np.random.default_rng(0).normal(size=60)}])
+    method = rk.FedNest(lr=rk.Rates(x=0.1, y=0.01), neumann_terms=1, lower_steps=25, **options)
+    start = {"x": 0.0, "y": 0.0, "rounds": 1, "batch_size": 10, "precision": "float64"}
+    table = rk.sweep(problem, method, clients, over={"seed": list(range(40))}, **start)
+    return np.std([float(result.y) for result in table.results])
+
+
+def test_full_anchors_leave_no_noise_in_a_lower_round_and_minibatch_anchors_add_some():
+    sgd = spread_of_a_lower_round(lower_solver="sgd")
+    assert spread_of_a_lower_round(anchor="full") < 1e-12 < sgd
+    assert spread_of_a_lower_round(anchor="minibatch") > 3 * sgd
+
+
+def test_full_anchors_are_counted_as_all_examples():
+    problem = rk.Bilevel(lambda x, y, e: 0.5 * (x - y) ** 2, lambda x, y, e: 0.5 * (y - e["a"]) ** 2)
+    clients = rk.federate([{"a": np.arange(7.0)}])
+    counted = {}
+    for anchor in ("minibatch", "full"):
+        for method in (rk.FedNest, rk.AggITD, rk.LFedNest):
+            made = method(lr=rk.Rates(0.01), lower_steps=2, anchor=anchor)
+            counted[anchor, method] = rk.run(
+                problem, made, clients, x=0.0, y=0.0, rounds=1, batch_size=3
+            ).ledger.samples
+    for method in (rk.FedNest, rk.AggITD, rk.LFedNest):
+        assert counted["full", method] - counted["minibatch", method] == 7 - 3

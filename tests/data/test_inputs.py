@@ -21,6 +21,16 @@ def test_bytes_are_scaled_by_channel_and_in_the_precision_of_the_run():
         np.testing.assert_allclose(scale(stored), expected.ravel(), rtol=1e-15)
 
 
+def test_images_may_be_normalised_one_by_one():
+    scale = Scale((2, 3, 1), 255.0, mean=0.5, std=0.1, per_image=True)
+    stored = np.array([[0, 51, 102, 153, 204, 255], [7, 7, 7, 7, 7, 7]], np.uint8)
+    found = np.asarray(scale(stored))
+    expected = stored[0] / 255 - np.mean(stored[0] / 255)
+    np.testing.assert_allclose(found[0], expected / np.std(expected), rtol=1e-5)
+    np.testing.assert_allclose(found[1], 0, atol=1e-6)  # an image of one colour has no deviation
+    np.testing.assert_allclose(scale.image(stored[0]), found[0].reshape(2, 3, 1), rtol=1e-6)
+
+
 def test_crops_and_flips_are_windows_of_the_padded_image():
     shape, image = (5, 4, 2), np.arange(1, 41, dtype=np.uint8).reshape(5, 4, 2)
     padded = np.pad(image, ((2, 2), (2, 2), (0, 0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 
@@ -12,7 +13,6 @@ import pytest
 import rookery as rk
 from properties.checks import difference
 from properties.table import bed
-from rookery.federation.method import first_round
 from rookery.runs.sweep import _Lanes
 
 EXACT = bed("E1")
@@ -104,28 +104,22 @@ def test_bad_grids_are_refused(over, sentence):
 
 
 @rk.method
-class Warmed:
-    """Begins with a step that its rounds do not have."""
-
-    lr: float = 0.1
-
-    def init(self, problem, z):
-        return rk.State(z, first_round())
-
-    def client(self, problem, z):
-        return ()
+class Warmed(rk.FedNest):
+    """FedNest that begins with steps on y alone."""
 
     def start(self, state, cohort):
-        return state
-
-    def round(self, state, cohort):
-        return state.next(z=state.z)
+        return dataclasses.replace(state, z=state.z.replace(y=self.solve_lower(cohort, state.z.x, state.z.y)))
 
 
-@pytest.mark.parametrize(("method", "over"), [(Warmed(), {"lr": [0.1]}), (None, {"method": [Warmed()]})])
-def test_a_start_of_its_own_is_refused_also_among_methods_that_vary(method, over):
-    with pytest.raises(rk.InputError, match="method: Warmed has a start of its own"):
-        sweep(rk.SimFBO(lr=rk.Rates(0.02)) if method is None else method, over)
+def test_a_start_runs_in_every_lane_and_is_counted():
+    method = Warmed(lr=rk.Rates(0.05), lower_steps=2)
+    table = sweep(method, {"lr.y": [0.05, 0.1], "seed": [0, 1]}, rounds=3, every=3)
+    for row, result in zip(table.rows, table.results):
+        single = own(Warmed(lr=rk.Rates(0.05, y=row["lr.y"]), lower_steps=2), seed=row["seed"], rounds=3, every=3)
+        assert difference(single, result) <= 1e-12 and single.ledger == result.ledger
+        assert result.history["exchanges"].tolist() == [2, 2 + 3 * 10]
+        plain = own(rk.FedNest(lr=rk.Rates(0.05, y=row["lr.y"]), lower_steps=2), seed=row["seed"], rounds=3, every=3)
+        assert difference(plain, result) > 1e-6
 
 
 def test_runs_may_have_data_of_their_own():

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.algorithms.rounds import SOLVERS, TwoLoop
+from rookery.algorithms.rounds import ANCHORS, SOLVERS, TwoLoop
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import choice, count, number, rates, steps
@@ -36,6 +36,7 @@ class AggITD(TwoLoop):
       upper_steps: tau_i, local steps of the upper round, likewise.
       lower_solver: "svrg" (two exchanges a lower round) or "sgd" (one, which then carries the product as well).
       scaled_rates: divide alpha and beta by the client's number of steps.
+      anchor: the examples that SVRG's gradient q is taken on: one "minibatch" of each client, or its "full" data.
 
     Exchanges per round: 2N + 3 ("sgd": N + 3). Floats up per client: (3N + 1) dim y, 2 dim x ("sgd": (2N + 1) dim y).
     Exactness: y and the upper round are exact; the adjoint is the (N + 1)-term sum along y^0, ..., y^N on average.
@@ -53,6 +54,7 @@ class AggITD(TwoLoop):
     upper_steps: Steps = steps(default=1, epochs=False)
     lower_solver: str = choice(*SOLVERS)
     scaled_rates: bool = static(default=False)
+    anchor: str = choice(*ANCHORS)
 
     def round(self, state: State, cohort: Cohort) -> State:
         x = state.z.x

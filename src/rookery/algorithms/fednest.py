@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.algorithms.rounds import SOLVERS, TwoLoop
+from rookery.algorithms.rounds import ANCHORS, SOLVERS, TwoLoop
 from rookery.federation.client import Client
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import choice, count, number, rates, steps
@@ -37,6 +37,7 @@ class FedNest(TwoLoop):
       upper_steps: tau_i, local steps of the upper round, likewise.
       lower_solver: "svrg" (two exchanges a lower round) or "sgd" (one).
       scaled_rates: divide alpha and beta by the client's number of steps.
+      anchor: the examples that SVRG's gradient q is taken on: one "minibatch" of each client, or its "full" data.
 
     Exchanges per round: 2N + T + 3 ("sgd": N + T + 3). Floats up per client: 2N dim y, (T + 1) dim y, 2 dim x.
     Exactness: y and the upper round are exact; the adjoint is truncated, W = I - (I - lambda H)^T of it on average.
@@ -55,6 +56,7 @@ class FedNest(TwoLoop):
     upper_steps: Steps = steps(default=1, epochs=False)
     lower_solver: str = choice(*SOLVERS)
     scaled_rates: bool = static(default=False)
+    anchor: str = choice(*ANCHORS)
 
     fresh = False
 

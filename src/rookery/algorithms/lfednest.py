@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.algorithms.estimators import Neumann
-from rookery.algorithms.rounds import SOLVERS, TwoLoop, per_step
+from rookery.algorithms.rounds import ANCHORS, SOLVERS, TwoLoop, per_step
 from rookery.federation.client import Client, Sample
 from rookery.federation.cohort import Cohort
 from rookery.federation.fields import choice, count, number, rates, steps
@@ -37,6 +37,7 @@ class LFedNest(TwoLoop):
       upper_steps: tau_i, local steps on x, likewise.
       lower_solver: "svrg" (two exchanges a lower round) or "sgd" (one).
       scaled_rates: divide alpha and beta by the client's number of steps.
+      anchor: the examples that SVRG's gradient q is taken on: one "minibatch" of each client, or its "full" data.
       whole_series: p_i is the sum of all T terms, lambda sum_{k < T} (I - lambda H_i)^k grad_y f_i, in the place of T
         times one of them.
 
@@ -55,6 +56,7 @@ class LFedNest(TwoLoop):
     upper_steps: Steps = steps(default=1, epochs=False)
     lower_solver: str = choice(*SOLVERS)
     scaled_rates: bool = static(default=False)
+    anchor: str = choice(*ANCHORS)
     whole_series: bool = static(default=False)
 
     def round(self, state: State, cohort: Cohort) -> State:

@@ -13,6 +13,7 @@ from rookery.federation.rates import GivenRates
 from rookery.vectors import Vector
 
 SOLVERS = ("svrg", "sgd")
+ANCHORS = ("minibatch", "full")  # the examples that SVRG's gradient q is taken on
 
 
 @struct
@@ -23,6 +24,9 @@ class LowerRound:
 
         y_i <- y_i - beta (grad_y g_i(x, y_i; b) - grad_y g_i(x, y; b) + q),   y <- y + mean of (y_i - y).
 
+    The anchor q is taken on one minibatch of each client, or on all of its examples ("full"). The steps draw `batch`
+    examples each, or the run's batch size.
+
     "sgd", one exchange: plain local steps y_i <- y_i - beta grad_y g_i(x, y_i; b).
     """
 
@@ -30,6 +34,8 @@ class LowerRound:
     count: Steps
     scaled: bool = static()  # beta / tau_i in place of beta
     solver: str = static()
+    anchor: str = static(default="minibatch")
+    batch: int | None = static(default=None)
 
     def run(self, cohort: Cohort, x: Vector, y: Vector) -> Vector:
         """The server's side."""
@@ -39,11 +45,12 @@ class LowerRound:
         return y + cohort.mean("lower.correct", x, y, q)
 
     def gradient(self, client: Client, x: Vector, y: Vector) -> Vector:
-        return client.lower_grad(x, y, client.sample(client.key, only="lower"))
+        full = self.anchor == "full"
+        return client.lower_grad(x, y, client.everything("lower") if full else client.sample(client.key, only="lower"))
 
     def correct(self, client: Client, x: Vector, y: Vector, q: Vector) -> Vector:
         def step(y_i: Vector, k: Any, key: jax.Array) -> Vector:
-            b = client.sample(key, only="lower")
+            b = client.sample(key, self.batch, only="lower")
             return y_i - beta * (client.lower_grad(x, y_i, b) - client.lower_grad(x, y, b) + q)
 
         tau = client.steps(self.count)
@@ -52,7 +59,7 @@ class LowerRound:
 
     def descend(self, client: Client, x: Vector, y: Vector) -> Vector:
         def step(y_i: Vector, k: Any, key: jax.Array) -> Vector:
-            return y_i - beta * client.lower_grad(x, y_i, client.sample(key, only="lower"))
+            return y_i - beta * client.lower_grad(x, y_i, client.sample(key, self.batch, only="lower"))
 
         tau = client.steps(self.count)
         beta = per_step(client.at(self.lr)["y"], tau, self.scaled)
@@ -98,6 +105,7 @@ class TwoLoop:
     upper_steps: Steps
     lower_solver: str
     scaled_rates: bool
+    anchor: str
 
     kinds = ("bilevel",)
     scopes = ("shared",)
@@ -108,7 +116,7 @@ class TwoLoop:
 
     @property
     def lower(self) -> LowerRound:
-        return LowerRound(self.lr, self.lower_steps, self.scaled_rates, self.lower_solver)
+        return LowerRound(self.lr, self.lower_steps, self.scaled_rates, self.lower_solver, self.anchor)
 
     @property
     def upper(self) -> UpperRound:

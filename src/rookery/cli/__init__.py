@@ -28,6 +28,7 @@ USAGE = """usage: rookery COMMAND
   rookery compare TASK METHOD... [options] methods at equal exchanges, bytes and gradient evaluations
   rookery report RUN... -o report.html     one page with the curves, tables and settings of some runs
   rookery reproduce STUDY [--quick]        a paper's table or figure, with its numbers beside ours
+  rookery queue [STUDY...] --minutes 9     cells of the papers' studies by priority, until a time limit
   rookery check FILE.py:CLASS              hold a method of one's own to what every method promises
   rookery data NAME [options]              what a dataset holds, and how a partition divides it
   rookery schema FILE.csv [options]        write what every site's table must hold, or check a table against it
@@ -94,6 +95,7 @@ COMMANDS: dict[str, Callable[[list[str], Console], int]] = {
     "compare": commands.compare,
     "report": commands.report,
     "reproduce": commands.reproduce,
+    "queue": commands.queue,
     "check": commands.check,
     "data": commands.data,
     "schema": commands.schema,

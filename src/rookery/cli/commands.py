@@ -44,6 +44,7 @@ from rookery.experiments.federation import FEDERATION
 from rookery.federation.stages import Stage
 from rookery.files import refuse_used, slug, write_folder, write_text
 from rookery.own_code import file_and_class, full_name, load_class, short_name
+from rookery.reproduce.queue import main as run_queue
 from rookery.reproduce.registry import find_study
 from rookery.reproduce.registry import reproduce as make_again
 from rookery.runs.check import check as check_method
@@ -74,7 +75,7 @@ def leading_words(arguments: list[str]) -> list[str]:
     return words
 
 
-HELP = ("run", "compare", "federate", "export")  # commands that show their options without a task
+HELP = ("run", "compare", "federate", "export", "queue")  # commands that show their options without a task
 
 
 def _show_options(command: str, options: type[Any], rest: str) -> None:
@@ -468,6 +469,11 @@ def reproduce(arguments: list[str], console: Console) -> int:
     show_study(console, study, done, options.quick)
     say(f"page in {page}")
     return 0
+
+
+def queue(arguments: list[str], console: Console) -> int:
+    """`rookery queue [ENTRY ...] [options]`."""
+    return run_queue(arguments)
 
 
 def check(arguments: list[str], console: Console) -> int:

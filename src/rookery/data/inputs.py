@@ -17,12 +17,14 @@ from rookery.errors import InputError
 
 @dataclass(frozen=True)
 class Scale:
-    """(stored / divisor - mean) / std, in the precision of the run.
+    """(stored / divisor - mean) / std, in the precision of the run; with `per_image` each input's own mean and std.
 
     Args:
       shape: the shape of one input: (height, width, channels) of an image, (features,) of a record. It is stored flat.
       divisor: what 1 is stored as: 255 for bytes.
       mean, std: a number for each place on the last axis of the shape, or one number for all.
+      per_image: whether each input is standardised by the mean and the standard deviation of its own numbers, in place
+        of `mean` and `std`. A deviation below 0.001 counts as 0.001, so that an image of one colour becomes zeros.
 
     Equal scales are equal as static arguments, so a loss that holds one is compiled once.
     """
@@ -31,6 +33,7 @@ class Scale:
     divisor: float = 1.0
     mean: tuple[float, ...] | float = 0.0
     std: tuple[float, ...] | float = 1.0
+    per_image: bool = False
 
     def __call__(self, stored: jax.Array) -> jax.Array:
         """One stored example, or a stack of them, as flat inputs."""
@@ -40,8 +43,16 @@ class Scale:
         """One stored example, or a stack of them, as inputs of their shape."""
         kind = jnp.result_type(float)  # float64 inside a float64 run
         values = stored.reshape(*stored.shape[:-1], *self.shape).astype(kind)
+        if self.per_image:
+            return self._by_itself(values / self.divisor)
         mean, std = jnp.asarray(self.mean, kind), jnp.asarray(self.std, kind)
         return (values / self.divisor - mean) / std
+
+    def _by_itself(self, values: jax.Array) -> jax.Array:
+        axes = tuple(range(-len(self.shape), 0))
+        centred = values - values.mean(axes, keepdims=True)
+        std = jnp.sqrt((centred**2).mean(axes, keepdims=True))
+        return centred / jnp.maximum(std, 1e-3)
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,11 @@ class Oracles:
             return Draw("calls", "samples", int(positions.count)) if self._plain else Draw("passes", name, 1)
         return Draw("calls", "samples", positions.shape[0])
 
+    def everything(self, only: str | None = None) -> Sample:
+        """Return all of the client's examples as a sample, whatever the run's batch size; `only`: of one level."""
+        levels = {name: level for name, level in self._problem.draws.items() if only in (None, level)}
+        return Sample(dict.fromkeys(levels), None, levels, self._stretch)
+
     def _draw(self, name: str, key: jax.Array, number: int, size: int | None) -> Index:
         level, place = self._problem.draws[name], self._stretch.place
         own = self._shard.level(level).size

@@ -40,14 +40,14 @@ def run_study(
     for number, cell in enumerate(cells):
         path = folder / f"{slug(cell.name)}.json"
         own = cell.seeds(seeds)
-        asked = _asked(cell, own)
-        kept = _read(path, cell, asked)
+        asked = asked_for(cell, own)
+        kept = read_done(path, cell, asked)
         if kept is None and not run:
             continue
         if kept is None:
             say(f"{study.name}: {cell.name} ({number + 1} of {len(cells)}), {own} seed{'s' * (own > 1)}")
             kept = run_cell(cell, own, say)
-            _write(path, kept, asked)
+            write_done(path, kept, asked)
             say(f"  {kept.seconds:.1f} s")
         done[cell.name] = kept
     return done
@@ -116,14 +116,14 @@ def _git(*arguments: str) -> str:
     return found.stdout.strip()
 
 
-def _asked(cell: Cell, seeds: int) -> dict[str, Any]:
+def asked_for(cell: Cell, seeds: int) -> dict[str, Any]:
     asked = cell.experiment.to_json() | {"seeds": seeds, "version": __version__}
     if cell.search is not None:
         asked["search"] = {"methods": encode(list(cell.search.methods)), "exchanges": cell.search.exchanges}
     return decisive(asked)
 
 
-def _read(path: Path, cell: Cell, asked: Mapping[str, Any]) -> Done | None:
+def read_done(path: Path, cell: Cell, asked: Mapping[str, Any]) -> Done | None:
     if not path.is_file():
         return None
     again = "; remove it, and the cell is run again"
@@ -147,7 +147,7 @@ def _as_of_now(asked: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
     return decisive({**asked, "task": task, "method": again(asked["method"]), **more})
 
 
-def _write(path: Path, done: Done, asked: Mapping[str, Any]) -> None:
+def write_done(path: Path, done: Done, asked: Mapping[str, Any]) -> None:
     columns, tuning = done.histories[0].columns, done.tuning
     rows: Sequence[Any] = [[[row.get(name) for name in columns] for row in h.rows] for h in done.histories]
     kept = {"asked": asked, "seconds": done.seconds, "commit": done.commit, "device": done.device, "columns": columns}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rookery.errors import InputError, unknown
-from rookery.reproduce import aggitd_figures, fedvra, simfbo
+from rookery.reproduce import aggitd_figures, fedvra, fedvra_readings, simfbo
 from rookery.reproduce.aggitd import TABLE2
 from rookery.reproduce.aggitd_readings import READINGS_STUDY
 from rookery.reproduce.bytes import BYTES
@@ -40,6 +40,7 @@ _ALL = (
     LOSS_TUNING,
     fedvra.FIGURE2,
     fedvra.TABLE3,
+    fedvra_readings.READINGS_STUDY,
     fedvra.TABLE4,
     SEMI_SUPERVISED,
     RATES,

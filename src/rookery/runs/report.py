@@ -199,7 +199,7 @@ def _folded(seeds: Sequence[Recorded], metrics: list[str]) -> dict[str, Any]:
     enter no mean."""
     whole = [run for run in seeds if not run.status.startswith("diverged")]
 
-    def over(columns: list[list[float | None] | None]) -> dict[str, float] | None:
+    def over(columns: list[list[float | None] | None]) -> dict[str, float | None] | None:
         values = [_last_of(column or []) for column in columns]
         known = [value for value in values if value is not None]
         if not known or len(known) < len(values):

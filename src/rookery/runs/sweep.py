@@ -131,10 +131,6 @@ def sweep(
                     varied = value
                 elif name not in RUN_OPTIONS:
                     varied = set_field(varied, name.removeprefix("method."), value)
-            if has_start(varied):
-                raise InputError(
-                    f"method: {type(varied).__name__} has a start of its own, which a sweep cannot run yet; use rk.run"
-                )
             own = clients
             if not isinstance(own, Clients) and callable(own):
                 if options["seed"] not in federations:
@@ -257,9 +253,19 @@ def _differ(prepared: list[PreparedRun]) -> bool:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _advance(program: Program, place: Place, own_data: bool, inputs: Inputs, carry: Any, rounds: Any) -> tuple:
+    return place.over(program.advance, (_axes(own_data), 0, 0))(inputs, carry, rounds)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _start(program: Program, place: Place, own_data: bool, inputs: Inputs, carry: Any) -> tuple:
+    """Do what the methods of lanes do before their first rounds."""
+    return place.over(program.start, (_axes(own_data), 0))(inputs, carry)
+
+
+def _axes(own_data: bool) -> Inputs:
+    """Return the axes of lanes in the inputs; data that all lanes share has none."""
     data = 0 if own_data else None
-    axes = Inputs(method=0, sampling=0, levels=data, weights=data, key=0)  # type: ignore[arg-type]
-    return place.over(program.advance, (axes, 0, 0))(inputs, carry, rounds)
+    return Inputs(method=0, sampling=0, levels=data, weights=data, key=0)  # type: ignore[arg-type]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -320,6 +326,8 @@ class _Lanes:
 
     def run(self, rounds: int, every: int) -> list[Result]:
         begun = time.perf_counter()
+        if has_start(self.inputs.method):
+            self.start()
         self.advance(0)
         self.compile_seconds, self.seconds = time.perf_counter() - begun, 0.0
         self.record(rounds)
@@ -360,6 +368,13 @@ class _Lanes:
             (heed_together if self.place.several else heed)()
             rounds -= ask
             self.pace.took(ask, self.seconds - before)
+
+    def start(self) -> None:
+        """Do what the methods do before their first rounds, and count it."""
+        self.carry, found = _start(self.program, self.place, self.own_data, self.inputs, self.carry)
+        cost = self.place.read(found)
+        for i, ledger in enumerate(self.ledgers):
+            ledger.add(row(cost, i))
 
     @property
     def awake(self) -> np.ndarray:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from rookery.data.partitions import Partition
 from rookery.problems.kinds import Single
 from rookery.tasks.base import Assembly, OnData, augmentation, check_options, find_dataset, find_network
 from rookery.tasks.metrics import Evaluation, OnOwn, label_mix, on_test
 from rookery.tasks.models import Classification, Initial
+
+Normalise = Literal["dataset", "image"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Classify(OnData):
     """Whether training images are cropped and flipped at random."""
     init: Initial = "fan_in"
     """How layers start: fan_in, normal of variance 1 / inputs; he, twice that; pytorch, as PyTorch's do."""
+    normalise: Normalise = "dataset"
+    """How inputs are standardised: dataset, by the training set's mean and deviation; image, each by its own."""
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -43,8 +47,14 @@ class Classify(OnData):
         return 16
 
     def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
-        check_options(self, decay=(self.decay >= 0, "a number that is not negative"))
+        check_options(
+            self,
+            decay=(self.decay >= 0, "a number that is not negative"),
+            normalise=(self.normalise in get_args(Normalise), "dataset or image"),
+        )
         dataset = find_dataset(self.data, tuning, self.table)
+        if self.normalise == "image":
+            dataset = replace(dataset, scale=replace(dataset.scale, per_image=True))
         network = find_network(self.model, dataset, self.widths, ("mlp", "lenet", "cnn"), self.init)
         own = dataset.has_own_tests(partition)
         augment = augmentation(dataset, self.augment)
