@@ -170,8 +170,10 @@ class Oracles:
 
     def everything(self, only: str | None = None) -> Sample:
         """Return all of the client's examples as a sample, whatever the run's batch size; `only`: of one level."""
-        levels = {name: level for name, level in self._problem.draws.items() if only in (None, level)}
-        return Sample(dict.fromkeys(levels), None, levels, self._stretch)
+        names = [name for name, level in self._problem.draws.items() if only in (None, level)]
+        draws = {name: self._cost_of(name, None) for name in names}
+        index = {name: marked(None, Mark("client.everything", self._executed, draw=draws[name])) for name in names}
+        return Sample(index, None, draws, self)
 
     def _draw(self, name: str, key: jax.Array, number: int, size: int | None) -> Index:
         level, place = self._problem.draws[name], self._stretch.place
