@@ -32,6 +32,8 @@ class Assembly:
     client_metrics: Callable[[Any, Any], Mapping[str, Any]] | None = None  # of every client's own test examples
     main_metric: str = "accuracy"  # what plots and tables show
     falling: bool = False  # whether the main metric is better when it is lower
+    metrics_of_values: bool = False  # whether `metrics` read shared sequences alone, which a server without data has
+    conclusion: Callable[[Any], Any] | None = None  # of the result: what the command says in the end, as a text
 
     def check_target(self, target: float | None) -> None:
         """Refuses a target that cannot be."""
