@@ -1,8 +1,8 @@
 """Whom to trust: sites learn one model together, and at some of them the labels are wrong.
 
-First six sites with handwritten digits, three of which code every class as the next one. Then four hospitals with heart
-patients; at the largest, "ill" and "healthy" are swapped. No site says so. A few records of each site were checked, and a
-nested method learns from them how far to trust each site. Beside it are the simplest baselines.
+First six sites with handwritten digits, three of which code every class as the next one. Then four hospitals with
+heart patients; at the largest, "ill" and "healthy" are swapped. No site says so. A few records of each site were
+checked, and a nested method learns from them how far to trust each site. Beside it are the simplest baselines.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def main(exchanges: int = 300, seeds: int = 3, out: str | Path | None = None) ->
     )
     digits = compared(DIGITS, out / "sites", exchanges, seeds, clients=6, partition="iid")
     print(
-        "Four hospitals hold 740 heart patients. At Cleveland, the largest, 'ill' and 'healthy' are swapped, but for a\n"
-        "fifth of the records that was checked, as everywhere.\n"
+        "Four hospitals hold 740 heart patients. At Cleveland, the largest, 'ill' and 'healthy' are swapped, but for\n"
+        "a fifth of the records that was checked, as everywhere.\n"
     )
     heart = compared(HEART, out / "heart", exchanges, seeds, clients=4, partition="natural")
     picture = draw({"Six sites with digits": digits, "Four hospitals": heart}, out / "hospitals.png")
