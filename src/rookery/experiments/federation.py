@@ -269,8 +269,8 @@ class _Server:
             return replace(assembly, metrics=None, client_metrics=None)
         main = assembly.main_metric
         known = any(main.endswith(f" {which}") for which in SUMMARY)
-        metrics = assembly.metrics if assembly.metrics_of_values else None
-        return replace(assembly, metrics=metrics, main_metric=main if known else "accuracy weighted")
+        main = main if known else "accuracy weighted"
+        return replace(assembly, metrics=assembly.shared_metrics, main_metric=main)
 
     def engine(self, assembly: Assembly, outline: Outline | None) -> Remote:
         population, sites = assembly.clients.population, len(self.transport.sites)

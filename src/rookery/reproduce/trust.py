@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from scipy.special import stdtrit
@@ -19,10 +20,12 @@ from rookery.reproduce.trust_trial import SYNTHETIC, TrustTrial
 from rookery.runs.table import Table
 
 FIRST_SEED = 2000  # the design saw 0, 100 to 119, and 1000 to 1003
-PARTS, KINDS = (0.3, 0.5, 1.0), ("next", "random")
+PARTS = (0.3, 0.5, 1.0)
+KINDS: tuple[Literal["next", "random"], ...] = ("next", "random")
 SIZES = (30, 60, 125, 250, 500, 1000, 2000)
 OTHERS = (500,) * 5
 POWER = "power of detection"
+CURVES: tuple[tuple[float, Literal["next", "random"]], ...] = ((1.0, "next"), (0.5, "next"), (1.0, "random"))
 SIX = (240, 240, 240, 240, 239, 239)
 UNEQUAL = (30, 120, 400, 400)
 
@@ -113,7 +116,7 @@ def cells(quick: bool) -> list[Cell]:
     for (who, bad), wrong, kind in itertools.product({"1 of 6": (0,), "3 of 6": (0, 1, 2)}.items(), PARTS, KINDS):
         trial = replace(rare, bad=bad, wrong=wrong, kind=kind)
         found.append(_cell(_row(who, wrong, kind), "digits, rare classes", trial, rounds))
-    for (wrong, kind), size in itertools.product(((1.0, "next"), (0.5, "next"), (1.0, "random")), SIZES):
+    for (wrong, kind), size in itertools.product(CURVES, SIZES):
         trial = TrustTrial(data=SYNTHETIC, sizes=(size, *OTHERS), bad=(0,), wrong=wrong, kind=kind)
         found.append(_cell(_row(f"the site of {size}", wrong, kind), POWER, trial, rounds))
     return found
@@ -216,7 +219,7 @@ def picture(done: Mapping[str, Done], path: Path) -> None:
     figure = Figure(figsize=(11, 4.4), dpi=144, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    for wrong, kind in ((1.0, "next"), (0.5, "next"), (1.0, "random")):
+    for wrong, kind in CURVES:
         names = {size: f"{_row(f'the site of {size}', wrong, kind)}, {POWER}" for size in SIZES}
         sizes = [size for size, name in names.items() if name in done]
         power = [done[names[size]].values(FOUND).mean() for size in sizes]

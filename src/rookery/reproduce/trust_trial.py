@@ -15,7 +15,8 @@ from rookery.data.datasets import Dataset, synthetic
 from rookery.data.partitions import Partition, deal_like
 from rookery.metric import Metric
 from rookery.tasks.base import Assembly, find_network
-from rookery.tasks.trust import Trust, assemble_sites, draw_checked, wrong_labels
+from rookery.tasks.trust import Trust, assemble_sites
+from rookery.tasks.trust_data import draw_checked, wrong_labels
 from rookery.tasks.trust_models import choice_metrics
 from rookery.vectors import Values
 

@@ -32,7 +32,7 @@ class Assembly:
     client_metrics: Callable[[Any, Any], Mapping[str, Any]] | None = None  # of every client's own test examples
     main_metric: str = "accuracy"  # what plots and tables show
     falling: bool = False  # whether the main metric is better when it is lower
-    metrics_of_values: bool = False  # whether `metrics` read shared sequences alone, which a server without data has
+    shared_metrics: Callable[[Any], Mapping[str, Any]] | None = None  # those that a server without data can measure
     conclusion: Callable[[Any], Any] | None = None  # of the result: what the command says in the end, as a text
 
     def check_target(self, target: float | None) -> None:

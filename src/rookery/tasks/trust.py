@@ -12,13 +12,14 @@ import numpy as np
 from rookery.data.catalogue import LOCAL, TABLE
 from rookery.data.datasets import Dataset
 from rookery.data.federated import federate
-from rookery.data.partitions import Partition
+from rookery.data.partitions import Natural, Partition
 from rookery.errors import InputError, unknown
 from rookery.metric import Metric, together
 from rookery.problems.kinds import Single
 from rookery.tasks.base import Assembly, Nested, check_options, find_dataset, find_network
 from rookery.tasks.metrics import OnOwn, auc
 from rookery.tasks.models import Network
+from rookery.tasks.trust_data import checked_in, dataset_of_sites, draw_checked, wrong_labels
 from rookery.tasks.trust_models import (
     CANDIDATES,
     MODELS,
@@ -105,6 +106,38 @@ class Trust(Nested):
         return None
 
     def assemble(self, partition: Partition, clients: int, seed: int, tuning: bool = False) -> Assembly:
+        own = self.data.startswith((LOCAL, TABLE))
+        dataset, flags = checked_in(find_dataset(self.data, tuning), self.checked, self.data if own else None)
+        return self._assembled(dataset, flags, partition, clients, seed, own)
+
+    def of_sites(self, sites: Mapping[str, Mapping[str, Any]], test: float = 0.2, seed: int = 0) -> Assembly:
+        """The task on arrays of your own, ready for `rk.run`; inputs are standardised over all sites.
+
+        Args:
+          sites: by name, each site's arrays: `input` (n, features), `label` (n,), whole numbers from 0, and `checked`
+            (n,), whether the label was checked. `data` and `checked` of the task have no effect.
+          test: part of each site's records that is held out for its own test examples.
+          seed: seed of the test examples and of the held-out checked records.
+
+        >>> rng = np.random.default_rng(0)
+        >>> site = lambda: {"input": rng.normal(size=(40, 3)), "label": np.arange(40) % 2, "checked": np.arange(40) < 8}
+        >>> Trust().of_sites({"north": site(), "south": site()}).clients.names
+        ('north', 'south')
+        """
+        dataset, checked = dataset_of_sites(sites, test, seed)
+        return self._assembled(dataset, {"checked": checked}, Natural(), len(dataset.owners), seed, own=True)
+
+    def _assembled(
+        self,
+        dataset: Dataset,
+        flags: Mapping[str, np.ndarray],
+        partition: Partition,
+        clients: int,
+        seed: int,
+        own: bool,
+    ) -> Assembly:
+        """The task on a dataset; `flags`: which training records are checked, or nothing where the task draws them;
+        `own`: whether the data is the user's own, whose labels nobody knows to be right."""
         check_options(
             self,
             form=(self.form in FORMS, f"{', '.join(FORMS[:-1])} or {FORMS[-1]}"),
@@ -115,64 +148,23 @@ class Trust(Nested):
             prior=(self.prior >= 0, "a number from 0"),
             ridge=(self.ridge > 0, "a positive number"),
         )
-        own = self.data.startswith((LOCAL, TABLE))
-        dataset, flags = self._flags(find_dataset(self.data, tuning), own)
         network = find_network("mlp", dataset, (), ("mlp",))
         dataset = replace(dataset, train={**dataset.train, **flags})
         dealt = dataset.partition(partition, clients=clients, seed=seed, own_test=True)
         data = [dealt.client(i) for i in range(dealt.population)]
-        names, sizes = dealt.names, dealt.sizes
         wrong = (0.0 if own else 1.0) if self.wrong is None else self.wrong
-        at = self._wrong_sites(names, sizes) if wrong else []
+        at = self._wrong_sites(dealt.names, dealt.sizes) if wrong else []
         if not flags:
             drawn = lambda count, i: draw_checked(count, self.checked_part, (seed, 5, i))
             data = [{**each, "checked": drawn(each["label"].size, i)} for i, each in enumerate(data)]
         elif all(np.any(each["input"]) for each in data) and not any(each["checked"].any() for each in data):
-            raise InputError(
-                f"task.checked: no record is checked in column {self.checked!r}; set it to 1 where a label was checked"
-            )
+            raise InputError("task.checked: no training record is checked; mark those whose labels were checked")
         seen = [
             wrong_labels(each, wrong * (i in at), self.kind, dataset.classes, (seed, 3, i))
             for i, each in enumerate(data)
         ]
-        return assemble_sites(
-            network,
-            dict(zip(names, seen)),
-            [dealt.own_test(i) for i in range(dealt.population)],
-            self,
-            seed,
-            truth=not own or wrong > 0,
-        )
-
-    def _flags(self, dataset: Dataset, own: bool) -> tuple[Dataset, dict[str, np.ndarray]]:
-        """The dataset without the column of checked records, and which training records are checked; nothing where
-        the task draws them."""
-        if not self.checked:
-            if own:
-                raise InputError(
-                    f"task.checked: none was given, and {self.data!r} is own data; add a column that is 1 where a "
-                    "record's label was checked and 0 elsewhere, and name it: --task.checked COLUMN"
-                )
-            return dataset, {}
-        if self.checked not in dataset.columns:
-            part = _as_number(self.checked)
-            if part is not None and not own:
-                raise InputError(
-                    f"task.checked: {self.checked!r} was given; it names a column. A part of built-in data is drawn as "
-                    f"checked by --task.checked-part {part:g}"
-                )
-            raise unknown("task.checked", self.checked, dataset.columns)
-        place = dataset.columns.index(self.checked)
-        if len(dataset.columns) == 1:
-            raise InputError(f"task.checked: {self.checked!r} is the only column; at least one input is needed")
-        for part in (dataset.train, dataset.test):
-            values = np.unique(part["input"][:, place])
-            if not set(values.tolist()) <= {0.0, 1.0}:
-                raise InputError(
-                    f"task.checked: column {self.checked!r} holds {values[~np.isin(values, (0, 1))][0]:g}; it must be "
-                    "1 where a label was checked and 0 elsewhere"
-                )
-        return _without_column(dataset, place), {"checked": dataset.train["input"][:, place] > 0}
+        tests = [dealt.own_test(i) for i in range(dealt.population)]
+        return assemble_sites(network, dict(zip(dealt.names, seen)), tests, self, seed, truth=not own or wrong > 0)
 
     def _wrong_sites(self, names: Sequence[str], sizes: np.ndarray) -> list[int]:
         """The numbers of the sites whose labels are made wrong."""
@@ -264,7 +256,7 @@ def assemble_sites(
         metrics=metrics,
         client_metrics=ModelsOnOwn(network, truth),
         main_metric="accuracy weighted",
-        metrics_of_values=True,
+        shared_metrics=choice_metrics,
         conclusion=Trust.choice,
     )
 
@@ -322,43 +314,3 @@ def found_records(
     """The same where records have logits of their own."""
     own = jax.tree.map(lambda leaf: leaf[site], z.x)
     return {"auc": auc(-jax.vmap(lambda x, r, g: trust_of(x, {"row": r, "gain": g}))(own, row, gain), wrong)}
-
-
-def draw_checked(count: int, part: float, seed: tuple[int, ...]) -> np.ndarray:
-    """Which of a site's records are checked, where these are drawn: a part of them, and at least one."""
-    checked = np.zeros(count, bool)
-    number = min(max(round(part * count), 1), max(count - 1, 1))
-    checked[np.random.default_rng(seed).permutation(count)[:number]] = True
-    return checked
-
-
-def wrong_labels(
-    own: Mapping[str, np.ndarray], part: float, kind: str, classes: int, seed: tuple[int, ...]
-) -> dict[str, np.ndarray]:
-    """A site's records with a part of the unchecked labels replaced, and which labels are wrong."""
-    rng, label = np.random.default_rng(seed), own["label"]
-    replaced = (rng.random(label.size) < part) & ~own["checked"]
-    other = (label + 1) % classes if kind == "next" else rng.integers(0, classes, label.size)
-    found = np.where(replaced, other, label).astype(np.int32)
-    return {**own, "label": found, "wrong": found != label}
-
-
-def _without_column(dataset: Dataset, place: int) -> Dataset:
-    """The dataset without one of its columns."""
-    part = lambda examples: {**examples, "input": np.delete(examples["input"], place, axis=1)}
-    scale = dataset.scale
-    fewer = lambda value: tuple(np.delete(value, place).tolist()) if isinstance(value, tuple) else value
-    return replace(
-        dataset,
-        train=part(dataset.train),
-        test=part(dataset.test),
-        columns=tuple(np.delete(dataset.columns, place).tolist()),
-        scale=replace(scale, shape=(scale.shape[0] - 1,), mean=fewer(scale.mean), std=fewer(scale.std)),
-    )
-
-
-def _as_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
