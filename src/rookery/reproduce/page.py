@@ -333,7 +333,8 @@ def _older(done: Mapping[str, Done]) -> list[str]:
         since = changed(each.code, digests(each.cell.experiment.task, each.cell.experiment.method))
         if since:
             found.setdefault(", ".join(module.removeprefix("rookery.") for module in since), []).append(name)
-    return [f"- {'; '.join(names)}: made before a change of {what}." for what, names in found.items()]
+    said = {what: "; ".join(names) if len(names) < len(done) else "All cells" for what, names in found.items()}
+    return [f"- {names}: made before a change of {what}." for what, names in said.items()]
 
 
 # Commits of published cells whose cohorts `rk.Uniform` drew by sorting the population, and not by Floyd's method.

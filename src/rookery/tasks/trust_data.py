@@ -45,8 +45,8 @@ def checked_in(dataset: Dataset, column: str, own: str | None) -> tuple[Dataset,
 
 
 def dataset_of_sites(sites: Mapping[str, Mapping[str, Any]], test: float, seed: int) -> tuple[Dataset, np.ndarray]:
-    """The dataset of sites' own arrays, a part of each site's records held out for its test examples; and which training
-    records are checked."""
+    """The dataset of sites' own arrays, a part of each site's records held out for its test examples; and which
+    training records are checked."""
     check_fraction("test", test)
     data = {str(name): _arrays(str(name), own) for name, own in sites.items()}
     if len({own["input"].shape[1] for own in data.values()}) != 1:
