@@ -255,14 +255,14 @@ REMARKS = """
 
 SMALL = (
     "149 test patients and 118 checked ones leave differences of a point or two to chance, within 20 seeds; at "
-    "Switzerland wrong labels happen to make plain better than right ones do. With rare classes, a site whose labels are "
-    "replaced at random still has many right ones; to leave it out loses these."
+    "Switzerland wrong labels happen to make plain better than right ones do. With rare classes, a site whose labels "
+    "are replaced at random still has many right ones; to leave it out loses these."
 )
 CAUSES = {
     "chosen is within one point of the better of plain and checked in every cell": SMALL,
     "trusted is within one point": (
-        "Without the choice nothing helps where every site is wrong, as the first remark says. On heart: see the third. "
-        "Rare classes: as for chosen."
+        "Without the choice nothing helps where every site is wrong, as the first remark says. On heart: see the third "
+        "remark. Rare classes: as for chosen."
     ),
     "the same, shown by simultaneous": "Intervals that are corrected for all cells are wide for 20 seeds, above all on "
     "heart.",
