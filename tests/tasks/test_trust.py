@@ -181,11 +181,11 @@ def test_sites_that_code_labels_differently_are_found(bad):
     result = solve(tiny(bad))
     choice = rk.tasks.Trust.choice(result)
     trust = np.array(list(choice.trust.values()))
-    assert trust[list(bad)].max() < 0.1 and np.delete(trust, bad).min() > 0.9
+    assert trust[list(bad)].max() < 0.1 and np.delete(trust, bad).min() > 0.7
     assert choice.accuracies["chosen"] >= choice.accuracies["oracle"] - 0.02
     # Checked records of a bad site are right and share its trust: they count one half.
     ties = 10 * len(bad) / (160 - 30 * len(bad))
-    np.testing.assert_allclose(result.history["auc"][-1], 1 - ties / 2, atol=0.35 * ties)
+    np.testing.assert_allclose(result.history["auc"][-1], 1 - ties / 2, rtol=1e-5)
 
 
 def test_with_nothing_wrong_no_baseline_is_better_and_no_auc_is_given():
