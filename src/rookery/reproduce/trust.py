@@ -223,7 +223,8 @@ def picture(done: Mapping[str, Done], path: Path) -> None:
         names = {size: f"{_row(f'the site of {size}', wrong, kind)}, {POWER}" for size in SIZES}
         sizes = [size for size, name in names.items() if name in done]
         power = [done[names[size]].values(FOUND).mean() for size in sizes]
-        left.plot(sizes, power, "o-", label=_row("labels", wrong, kind))
+        if sizes:
+            left.plot(sizes, power, "o-", label=_row("labels", wrong, kind))
     left.set(xscale="log", ylim=(-0.05, 1.05), xlabel="records of the site", ylabel="part of runs in which it is found")
     left.set_title("A site with wrong labels beside five of 500")
     left.legend(frameon=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rookery.data.catalogue import LOCAL, TABLE
@@ -305,7 +306,7 @@ def _records(network: Network, task: Trust, wrong: list[Any], records: list[Any]
 
 def found_sites(z: Values, site: jax.Array, wrong: jax.Array) -> dict[str, jax.Array]:
     """The chance that a record with a wrong label is trusted less than one with a right label."""
-    return {"auc": auc(-z.x["site"][site], wrong)}
+    return {"auc": auc(-jnp.asarray(z.x["site"])[site], wrong)}
 
 
 def found_records(

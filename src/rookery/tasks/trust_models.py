@@ -169,7 +169,7 @@ def chosen_index(x: Any) -> jax.Array:
 def choice_metrics(z: Values) -> dict[str, jax.Array]:
     """The held-out loss of each candidate, and which is chosen (0 plain, 1 checked, 2 trusted)."""
     losses = {f"held-out loss {name}": z.x["loss"][place] for place, name in enumerate(CANDIDATES)}
-    return {**losses, "chosen": chosen_index(z.x).astype(z.x["loss"].dtype)}
+    return {**losses, "chosen": chosen_index(z.x).astype(float)}
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class ModelsOnOwn:
         found = {"accuracy": right[chosen], "loss": cross_entropy(scores[chosen], e["label"])}
         names = [*MODELS, ORACLE] if self.oracle else [*MODELS]
         found |= {f"accuracy {name}": right[place] for place, name in enumerate(names) if place >= at}
-        return {**found, "trust": jax.nn.sigmoid(z.x["site"][e["site"]])}
+        return {**found, "trust": jax.nn.sigmoid(jnp.asarray(z.x["site"])[e["site"]])}
 
 
 @dataclass(frozen=True)
@@ -201,4 +201,4 @@ class RecordsOnOwn:
     def __call__(self, z: Values, e: Any) -> dict[str, jax.Array]:
         scores = self.network(jax.tree.map(lambda leaf: leaf[1], z.y), e["input"])
         found = {"accuracy": jnp.argmax(scores) == e["label"], "loss": cross_entropy(scores, e["label"])}
-        return {**found, "trust": jax.nn.sigmoid(z.x["site"])}
+        return {**found, "trust": jax.nn.sigmoid(jnp.asarray(z.x["site"]))}
