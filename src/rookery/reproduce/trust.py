@@ -227,14 +227,16 @@ def picture(done: Mapping[str, Done], path: Path) -> None:
             left.plot(sizes, power, "o-", label=_row("labels", wrong, kind))
     left.set(xscale="log", ylim=(-0.05, 1.05), xlabel="records of the site", ylabel="part of runs in which it is found")
     left.set_title("A site with wrong labels beside five of 500")
-    left.legend(frameon=False)
+    if left.get_lines():
+        left.legend(frameon=False)
     shown = [own for own in done.values() if own.cell.column in GRIDS and own.cell.experiment.task.bad]
     for column in GRIDS:
         own = [each for each in shown if each.cell.column == column]
         amount = [each.cell.experiment.task.wrong * share_of_records(each.cell.experiment.task) for each in own]
         gain = [float(above_better(each, "chosen").mean()) for each in own]
-        right.plot(amount, gain, "o", alpha=0.7, label=column)
-    right.axhline(0, color="#888888", linewidth=0.8)
+        if own:
+            right.plot(amount, gain, "o", alpha=0.7, label=column)
+    right.axhline(0, color="#888888", linewidth=0.8, label="no difference")
     right.set(xlabel="part of all labels that is replaced", ylabel="chosen less the better baseline, points")
     right.set_title("Gain over plain and checked")
     right.legend(frameon=False)
