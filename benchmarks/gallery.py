@@ -54,7 +54,8 @@ PICTURES: dict[str, Picture] = {
         {
             "SimFBO, trust is learnt": Curve(rk.SimFBO),
             "FedAvg, all records alike": Curve(rk.FedAvg, task="trust", settings={"form": "plain"}),
-            "FedAvg, if all labels were right": Curve(rk.FedAvg, task="trust", settings={"form": "right"}),
+            "FedAvg, checked records alone": Curve(rk.FedAvg, task="trust", settings={"form": "checked"}),
+            "FedAvg, right labels alone": Curve(rk.FedAvg, task="trust", settings={"form": "oracle"}),
         },
         exchanges=300,
         partition="natural",

@@ -1,6 +1,7 @@
-"""`make demo`: a representation learnt over 100 clients, and four hospitals, one of which has its labels swapped.
+"""`make demo`: a representation learnt over 100 clients, and sites with wrong labels that are found.
 
-First SimFBO and FedBiOAcc on the hyper-representation task: what they reach and what it costs. Then the hospitals.
+First SimFBO and FedBiOAcc on the hyper-representation task: what they reach and what it costs. Then three sites that
+code labels differently, and four hospitals, one of which has its labels swapped.
 """
 
 from __future__ import annotations

@@ -91,7 +91,9 @@ def test_the_demo_runs(tmp_path, capsys, monkeypatch):
     assert all(picture.is_file() and str(picture) in said for picture in pictures)
     folder = tmp_path / "demo" / "digits"
     assert (folder / "simfbo-seed0" / "history.csv").is_file() and (folder / "fedbioacc-seed0" / "plot.png").is_file()
-    assert "cleveland" in said and "trusted" in said
+    assert "cleveland" in said and "trusted" in said and "the held-out checked records chose" in said
+    for column in ("FedAvg, all records", "checked records alone", "trust is learnt", "oracle"):
+        assert said.count(column) >= 2, "a column is missing in one of both parts"
 
 
 SMALL = {

@@ -253,10 +253,12 @@ PLANTED = 8675309.125
 def hospitals(tmp_path):
     rng = np.random.default_rng(0)
     for i, name in enumerate(SITES):
-        rows = [f"{rng.normal():.6f},{rng.normal() * 3:.6f},{int(rng.random() < 0.5)}" for _ in range(20 + 5 * i)]
-        rows[3] = f"{PLANTED + i},1.0,1"
+        rows = [
+            f"{rng.normal():.6f},{rng.normal() * 3:.6f},{j % 2},{int(rng.random() < 0.5)}" for j in range(20 + 5 * i)
+        ]
+        rows[3] = f"{PLANTED + i},1.0,1,1"
         (tmp_path / "data").mkdir(exist_ok=True)
-        (tmp_path / "data" / f"{name}.csv").write_text("\n".join(["age,marker,label", *rows]) + "\n")
+        (tmp_path / "data" / f"{name}.csv").write_text("\n".join(["age,marker,audited,label", *rows]) + "\n")
     return tmp_path / "data"
 
 
@@ -267,7 +269,8 @@ def test_sites_with_their_own_files_give_the_numbers_of_one_machine_and_no_row_r
         rk.SimFBO(lr=rk.Rates(x=10.0, y=0.05, v=0.05)),
         Options(partition="natural", rounds=4, precision="float64"),
     )
-    local = Experiment("trust", made("trust", data=f"csv:{hospitals}"), "simfbo", method, options)
+    task = made("trust", data=f"csv:{hospitals}", checked="audited", form="records")
+    local = Experiment("trust", task, "simfbo", method, options)
     sources = {name: f"csv:{hospitals / name}.csv" for name in SITES}
     found, expected = pool.solve(local, tmp_path, sources=sources), alone(local)
     for name in ("y", "v"):
@@ -291,13 +294,26 @@ def test_sites_with_their_own_files_give_the_numbers_of_one_machine_and_no_row_r
     assert secret not in whole and np.abs(own["x.record"]).max() > 0
 
 
+def test_sites_learn_shared_trust_and_the_choice_without_a_row_leaving_them(pool, tmp_path, hospitals):
+    task = made("trust", data=f"csv:{hospitals}", checked="audited")
+    options = Options(partition="natural", rounds=4, precision="float64")
+    local = Experiment("trust", task, "simfbo", rk.SimFBO(lr=rk.Rates(x=10.0, y=0.05, v=0.05)), options)
+    found, expected = (
+        pool.solve(local, tmp_path, sources={name: f"csv:{hospitals / name}.csv" for name in SITES}), alone(local)
+    )  # fmt: skip
+    for name in ("site", "loss", "variance"):
+        np.testing.assert_allclose(found.x[name], expected.x[name], rtol=1e-9, atol=1e-12)
+    assert found.x["loss"].min() > 0 and found.x["site"].shape == (3,)
+    assert found.history["chosen"][-1] in (0, 1, 2) and "auc" not in found.history
+    assert (tmp_path / "server" / "conclusion.txt").read_text().startswith("chosen: ")
+
+
 def test_a_row_that_cannot_be_read_is_told_to_its_site_alone(pool, tmp_path, hospitals):
     path = hospitals / "site-2.csv"
     path.write_text(path.read_text().replace(f"{PLANTED + 1}", "Smith"))
     options = Options(partition="natural", rounds=2)
-    experiment = Experiment(
-        "trust", made("trust", data=f"csv:{hospitals}"), "simfbo", rk.SimFBO(lr=rk.Rates(0.1)), options
-    )
+    task = made("trust", data=f"csv:{hospitals}", checked="audited")
+    experiment = Experiment("trust", task, "simfbo", rk.SimFBO(lr=rk.Rates(0.1)), options)
     with pytest.raises(rk.InputError, match="site site-2: it failed, with InputError; its log says why"):
         pool.solve(experiment, tmp_path, sources={name: f"csv:{hospitals / name}.csv" for name in SITES})
     assert b"Smith" not in b"".join(pool.transport.seen) and not (tmp_path / "server").exists()

@@ -50,7 +50,7 @@ QUICK = (
     "fedvra-u",
     "frontier",
 )
-QUICK += ("fedbio-rates", "fedbio-tasks", "flamby")
+QUICK += ("fedbio-rates", "fedbio-tasks", "flamby", "trust")
 SMALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in STUDIES]
 
 

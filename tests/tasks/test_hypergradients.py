@@ -15,7 +15,7 @@ from rookery.tasks.losstuning import BalancedLoss, TunedLoss
 from rookery.tasks.metalearn import AdaptedLoss, JudgedLoss
 from rookery.tasks.models import MLP
 from rookery.tasks.regularisation import PenalisedLoss, ValidationLoss
-from rookery.tasks.trust import TrustedLoss
+from rookery.tasks.trust_models import CheckedLoss, Copies, ModelsLoss
 from rookery.vectors import Values
 
 NETWORK = MLP(3, (), 2)
@@ -25,15 +25,22 @@ def clients(seed=0):
     """Three ragged clients with a few examples of three features and two classes."""
     rng = np.random.default_rng(seed)
 
-    def examples(n):
+    def examples(n, site):
         return {
             "input": rng.normal(size=(n, 3)),
             "label": rng.integers(0, 2, n).astype(np.int32),
             "row": np.arange(n, dtype=np.int32),
             "gain": np.full(n, n**0.5),
+            "site": np.full(n, site, np.int32),
+            "fixed": rng.uniform(0.1, 1.0, (n, 4)),
+            "trusted": rng.uniform(0.1, 1.0, (n, 4)),
+            "upper": rng.uniform(0.0, 2.0, n),
+            "held": np.zeros(n),
+            "spread": np.zeros(n),
         }
 
-    return rk.federate([rk.Split(lower=examples(n), upper=examples(4)) for n in (4, 5, 6)], weights="size")
+    data = [rk.Split(lower=examples(n, i), upper=examples(4, i)) for i, n in enumerate((4, 5, 6))]
+    return rk.federate(data, weights="size")
 
 
 # Upper loss, lower loss, x of one client, and the scopes.
@@ -45,7 +52,11 @@ CASES = {
     ),
     "cleaning": (CleanLoss(NETWORK), WeightedLoss(NETWORK, 0.2), np.linspace(-1, 1, 6), {"upper_scope": "local"}),
     "trust": (
-        CleanLoss(NETWORK), TrustedLoss(NETWORK, 0.2), {"site": np.array(0.4), "record": np.linspace(-1, 1, 6)},
+        CheckedLoss(NETWORK, 0.1), ModelsLoss(NETWORK, 0.2),
+        {"site": np.array([0.4, -1.0, 2.0]), "loss": np.zeros(3), "variance": np.zeros(2)}, {},
+    ),
+    "trust in records": (
+        CheckedLoss(NETWORK, 0.1), ModelsLoss(NETWORK, 0.2), {"site": np.array(0.4), "record": np.linspace(-1, 1, 6)},
         {"upper_scope": "local"},
     ),
     "metalearn": (
@@ -60,11 +71,12 @@ def test_the_direction_of_x_is_the_hypergradient(name):
     """D.x at y*(x), v*(x), over all clients, is the derivative of sum_i p_i f_i(x, y*(x))."""
     upper, lower, x, scopes = CASES[name]
     problem, federation = rk.Bilevel(upper, lower, **scopes), clients()
+    start = Copies(NETWORK, 4) if name.startswith("trust") else NETWORK.init
     p, n = federation.weights, federation.population
     with jax.enable_x64(True):
         x_flat, x_tree = ravel_pytree(jax.tree.map(jnp.asarray, x))
         y_flat, y_tree = ravel_pytree(
-            jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), NETWORK.init(jax.random.key(0)))
+            jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), start(jax.random.key(0)))
         )
         own_x, own_y = ("upper_scope" in scopes), ("lower_scope" in scopes)
         xs = jnp.concatenate([x_flat + 0.1 * i for i in range(n)]) if own_x else x_flat

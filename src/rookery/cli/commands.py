@@ -28,6 +28,7 @@ from rookery.experiments import api, loopback
 from rookery.experiments import compare as comparing
 from rookery.experiments.configuration import read_configuration
 from rookery.experiments.experiment import (
+    CONCLUSION,
     FORM,
     CommonOptions,
     Experiment,
@@ -322,6 +323,8 @@ def _conclude(console: Console, name: str, result: Result, folder: Path, experim
         return 0
     show_results(console, {name: result})
     say = lambda text: console.print(text, markup=False, soft_wrap=True)
+    if (folder / CONCLUSION).is_file():
+        say((folder / CONCLUSION).read_text().strip())
     say(f"results in {folder}")
     target, config = experiment.options.target, read_config(folder)
     metric = str(config.get("main_metric"))

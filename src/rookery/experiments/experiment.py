@@ -37,7 +37,7 @@ from rookery.runs.run import Interrupted, continue_run, run
 from rookery.tasks.base import Assembly, OnData, described_task, find_dataset
 from rookery.tasks.registry import find_task
 
-CONFIG, CHECKPOINTS = "config.json", "checkpoints"
+CONFIG, CHECKPOINTS, CONCLUSION = "config.json", "checkpoints", "conclusion.txt"
 
 Callback = Callable[[int, dict], Any]
 
@@ -416,6 +416,8 @@ def discarded_when_refused(folder: Path) -> Iterator[None]:
 
 def finish(folder: Path, result: Result, experiment: Experiment, assembly: Assembly) -> None:
     """Writes the results; the checkpoints of a run that has ended are not needed any more."""
+    if assembly.conclusion is not None and result.status in ("done", "stopped"):
+        write_text(folder / CONCLUSION, f"{assembly.conclusion(result)}\n")
     write_results(folder, result, short_name(experiment.method_name), assembly.main_metric)
     if result.status != "interrupted":
         remove_folder(folder / CHECKPOINTS)  # at once: a part of them would look like a run that goes on

@@ -338,8 +338,8 @@ class _Server:
         main = assembly.main_metric
         known = any(main.endswith(f" {which}") for which in SUMMARY)
         if known:
-            return replace(assembly, metrics=None)
-        return replace(assembly, metrics=None, main_metric="accuracy weighted", falling=False)
+            return replace(assembly, metrics=assembly.shared_metrics)
+        return replace(assembly, metrics=assembly.shared_metrics, main_metric="accuracy weighted", falling=False)
 
     def engine(self, assembly: Assembly, outline: Outline | None) -> Remote:
         population, sites = assembly.clients.population, len(self.transport.sites)

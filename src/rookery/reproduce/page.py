@@ -79,7 +79,10 @@ def write_page(study: Study, done: Mapping[str, Done], folder: Path, command: st
     table, name = rows_of(study, done, quick), f"{study.name}-quick" if quick else study.name
     folder.mkdir(parents=True, exist_ok=True)
     table.to_csv(folder / f"{name}.csv")
-    plot(study, done, folder / f"{name}.png")
+    if study.picture is None:
+        plot(study, done, folder / f"{name}.png")
+    else:
+        study.picture(done, folder / f"{name}.png")
     page = folder / f"{name}.md"
     claims = _claims(study, done, quick)
     (folder / f"{name}.claims.csv").unlink(missing_ok=True)
@@ -136,6 +139,7 @@ def render(
     seeds = max(by_seeds)
     rest = [f"{number} in {'; '.join(dict.fromkeys(of))}" for number, of in by_seeds.items() if number < seeds]
     natural = all(each.cell.experiment.options.partition == "natural" for each in done.values())
+    first = min(each.cell.experiment.options.seed for each in done.values())
     drawn = "initial values" if natural else "partition, initial values"
     commits, devices = ({getattr(each, key) for each in done.values()} for key in ("commit", "device"))
     lines = [
@@ -144,7 +148,7 @@ def render(
         f"{study.source}.",
         f"Made again by `{command}`, in {seconds:.0f} s of its cells together, on {', '.join(sorted(devices))}, at "
         f"commit {', '.join(sorted(commits))},",
-        f"with {seeds} seeds (0 to {seeds - 1}; each draws its own {drawn} and minibatches)"
+        f"with {seeds} seeds ({first} to {first + seeds - 1}; each draws its own {drawn} and minibatches)"
         + (f"; {', '.join(rest)}." if rest else "."),
         *_cohorts(done),
         "",
@@ -329,7 +333,8 @@ def _older(done: Mapping[str, Done]) -> list[str]:
         since = changed(each.code, digests(each.cell.experiment.task, each.cell.experiment.method))
         if since:
             found.setdefault(", ".join(module.removeprefix("rookery.") for module in since), []).append(name)
-    return [f"- {'; '.join(names)}: made before a change of {what}." for what, names in found.items()]
+    said = {what: "; ".join(names) if len(names) < len(done) else "All cells" for what, names in found.items()}
+    return [f"- {names}: made before a change of {what}." for what, names in said.items()]
 
 
 # Commits of published cells whose cohorts `rk.Uniform` drew by sorting the population, and not by Floyd's method.

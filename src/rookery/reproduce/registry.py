@@ -23,6 +23,7 @@ from rookery.reproduce.index import write_index
 from rookery.reproduce.page import write_page
 from rookery.reproduce.study import Done, Study
 from rookery.reproduce.theory import THEORY
+from rookery.reproduce.trust import TRUST
 
 _ALL = (
     TABLE2,
@@ -50,6 +51,7 @@ _ALL = (
     THEORY,
     GOSSIP,
     BYTES,
+    TRUST,
 )
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,6 +220,7 @@ class Study:
       lowest: the lowest value of the metric that the figure shows; None: all.
       by_setting: whether the page has a table per setting with a column per measure, or one per measure with a column
         per setting.
+      picture: draws another figure than the metric against each axis, from what was done, into a file.
       runs_of: the study whose cells these are, where two show the same runs; by default its own.
       seeds: how many by default.
     """
@@ -242,6 +244,7 @@ class Study:
     log_metric: bool = False
     lowest: float | None = None
     by_setting: bool = False
+    picture: Callable[[Mapping[str, Done], Path], None] | None = None
     runs_of: str = ""
     seeds: int = 5
 

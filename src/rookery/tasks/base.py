@@ -37,6 +37,8 @@ class Assembly:
     main_metric: str = "accuracy"  # what plots and tables show
     falling: bool | None = None  # whether lower is better in the main metric; None: inferred from its name
     direction: str = GIVEN  # where `falling` comes from
+    shared_metrics: Callable[[Any], Mapping[str, Any]] | None = None  # those that a server without data can measure
+    conclusion: Callable[[Any], Any] | None = None  # function of the result to the text that the command ends with
 
     def __post_init__(self):
         if self.falling is None:
