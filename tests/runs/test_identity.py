@@ -292,6 +292,15 @@ def test_what_cannot_be_digested_is_traced_again_and_compiled_once():
     assert advance._cache_size() == compiled + 1
 
 
+def test_a_change_that_does_not_matter_compiles_nothing():
+    names = namespace("traced = []\ndef penalty(x):\n  traced.append(1)\n  return 0.0 * x\n" + LOSS)
+    one_step(names["loss"])
+    one_step(names["loss"])
+    traces, compiled = len(names["traced"]), advance._cache_size()
+    assert one_step(names["loss"]) == pytest.approx(expected(0.0), abs=1e-14)
+    assert len(names["traced"]) > traces and advance._cache_size() == compiled
+
+
 def test_two_functions_of_one_code_are_told_apart():
     make = lambda lam: lambda x, e: 0.5 * (x - e["a"]) ** 2 + 0.5 * lam * x**2
     losses = [make(lam) for lam in (0.0, 1.0)]

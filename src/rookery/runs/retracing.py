@@ -70,14 +70,14 @@ def _without_numbers(part: Any) -> Any:
 
 
 @contextmanager
-def current_code(*values: Any) -> Iterator[bool]:
+def current_code(*values: Any) -> Iterator[str | None]:
     """Let JAX reuse programs inside only if these functions, and everything that they read, have not changed.
 
-    Yields whether the functions could be described. If not, everything inside is traced again.
+    Yields the name of the context in which everything is traced again; None: JAX has met nothing that differs.
     """
-    description = Description(values)
-    with _context(_context_of(description)):
-        yield description.complete
+    context = _context_of(Description(values))
+    with _context(context):
+        yield context
 
 
 def _context_of(description: Description) -> str | None:
@@ -110,13 +110,15 @@ def _described(values: list[Any]) -> list[tuple[Any, str]]:
 
 
 @contextmanager
-def compared(program: Callable[[], str]) -> Iterator[None]:
-    """Let functions that could not be described reuse a compiled program if their traced program is the same.
+def compared(context: str, program: Callable[[], str]) -> Iterator[None]:
+    """Let a run in a context of its own reuse a compiled program if the traced programs are the same: its functions may
+    have changed in a way that does not matter, or may not be describable.
 
     Args:
+      context: Name of the context, as `current_code` yields it.
       program: Function that traces the program and returns its text.
     """
-    with _context(_by_program.setdefault(_digest(program()), f"undescribed {next(_numbers)}")):
+    with _context(_by_program.setdefault(_digest(program()), context)):
         yield
 
 

@@ -146,7 +146,7 @@ def run(
     if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
         raise InputError(f'checkpoints: {checkpoints!r} was given; rk.Checkpoints("folder", every=10) is needed')
     code = code_of(problem, method, clients, sampling, metrics, client_metrics, up, down, x, y, start)
-    with precision_context(precision), listening(), current_code(*code) as described, contextlib.ExitStack() as stack:
+    with precision_context(precision), listening(), current_code(*code) as anew, contextlib.ExitStack() as stack:
         awaited, method = awaited_rates(method, problem)
         whole = prepare(
             problem,
@@ -192,8 +192,8 @@ def run(
         program = partial(program_text, prepared, metrics, own)
         if has_all:
             verify(program)
-        if has_all and not described:
-            stack.enter_context(compared(program))
+        if has_all and anew is not None:
+            stack.enter_context(compared(anew, program))
         session = engine.open(prepared, ledger)
         if together():
             wait_for_turn()
