@@ -203,10 +203,12 @@ MODULES = [
     "rookery.data.federated",
     "rookery.data.partitions",
     "rookery.data.sources",
+    "rookery.direction",
     "rookery.federation.rates",
     "rookery.federation.server_optimiser",
     "rookery.problems.exact.bilevel",
     "rookery.problems.penalty",
+    "rookery.tasks.trust",
 ]
 
 

@@ -268,7 +268,7 @@ MESSAGES = {
     "cg": r"use client.loop instead.",
     "loop in scan": r"client.loop was called inside jax's scan, .* use client.loop or client.choose around it.",
     "choose in scan": r"client.choose was called inside jax's scan, .* use client.loop or client.choose around it.",
-    "derivative": r"client.direction was differentiated in a phase, .* use client.hvp or client.cross",
+    "derivative": r"client.direction was differentiated in a phase, .* use client.hvp, client.cross or client.direction_along",
     "pulled back": r"client.direction was differentiated in a phase",
     "derivative of loop": r"client.loop was differentiated in a phase",
 }

@@ -97,8 +97,8 @@ batching.fancy_primitive_batchers[_total] = _batched_total
 
 def _refuse_derivative(primals: Any, tangents: Any, *, mark: Mark, **_: Any) -> NoReturn:
     raise InputError(
-        f"{mark.call} was differentiated in a phase, where the cost of its derivative is unknown; use client.hvp or "
-        "client.cross, or take the derivative inside the problem."
+        f"{mark.call} was differentiated in a phase, where the cost of its derivative is unknown; use client.hvp, "
+        "client.cross or client.direction_along, or take the derivative inside the problem."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -132,16 +133,17 @@ class Curvature:
             return {name: power(name, u) for name, (u, _) in carry.items()}
 
         def power(name: str, u: Vector) -> tuple[Vector, Any]:
-            changed = self.derivative(lambda part: client.part(name, z.replace(**{name: part}), s), z[name], u)
+            part = lambda part: client.part(name, z.replace(**{name: part}), s)
+            changed = self.derivative(part, partial(client.part_along, name, z, u, s), z[name], u)
             return _direction(changed), changed.norm()
 
         first = {name: (_drawn(client, z[name]), jnp.zeros((), client.dtype)) for name in z.names}
         return {name: size for name, (_, size) in client.loop(POWER, step, first, _key(client, 1)).items()}
 
-    def derivative(self, direction: Callable[[Any], Any], at: Any, along: Any) -> Any:
-        """The derivative of a direction at a point, along a vector."""
+    def derivative(self, direction: Callable[[Any], Any], exact: Callable[[], Any], at: Any, along: Any) -> Any:
+        """The derivative of a direction at a point along a vector: the exact one, or by central differences."""
         if not self.differences:
-            return jax.jvp(direction, (at,), (along,))[1]
+            return exact()
         size = along.norm()
         step = jnp.finfo(size.dtype).eps ** (1 / 4) * jnp.maximum(at.norm(), 1) / _positive(size)
         return (direction(at + step * along) - direction(at - step * along)) / (2 * step)
@@ -163,7 +165,9 @@ class Curvature:
 
         def changed(u: Vector, r: Sequences) -> Sequences:
             along = z.map(lambda name, v: u if name == outer else (r[name] if name in r else v.zeros()))
-            return self.derivative(lambda z: client.direction(z, s), z, along)
+            return self.derivative(
+                lambda z: client.direction(z, s), partial(client.direction_along, z, along, s), z, along
+            )
 
         def power(carry: tuple, k: Any, key: jax.Array) -> tuple:
             u, before, _, _ = carry

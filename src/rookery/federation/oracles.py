@@ -201,6 +201,20 @@ class Oracles:
         direction = Vector(self._problem.direction(z.trees(), self._batches(sample))[name])
         return self._counted(direction, "part", {"gradients": 1}, self._problem.draws, sample)
 
+    def direction_along(self, z: Sequences, along: Sequences, sample: Sample) -> Sequences:
+        """The derivative of D_i(z; sample) along a vector, by forward differentiation. It counts as one direction."""
+        field = lambda z: Sequences.of(self._problem.direction(z.trees(), self._batches(sample)))
+        derivative = jax.jvp(field, (z,), (along,))[1]
+        return self._counted(derivative, "direction_along", self._problem.oracles, self._problem.draws, sample)
+
+    def part_along(self, name: str, z: Sequences, along: Vector, sample: Sample) -> Vector:
+        """The derivative of `part` in its own sequence along a vector. It counts as one gradient."""
+        field = lambda part: Vector(
+            self._problem.direction(z.replace(**{name: part}).trees(), self._batches(sample))[name]
+        )
+        derivative = jax.jvp(field, (z[name],), (along,))[1]
+        return self._counted(derivative, "part_along", {"gradients": 1}, self._problem.draws, sample)
+
     def lower_grad(self, x: Vector, y: Vector, sample: Sample) -> Vector:
         """grad_y g_i(x, y)."""
         return self._evaluate("lower_grad", "gradients", (x, y), sample)
