@@ -153,6 +153,8 @@ class Description:
             return ("property", self._of(value.func))
         if isinstance(value, _LOCKS):
             return "lock"
+        if isinstance(value, jax.tree_util.PyTreeDef):
+            return ("structure", value.num_leaves, self._of(value.node_data()), *map(self._of, value.children()))
         if (name := _package_name(value)) is not None:
             return name
         return self._of_instance(value)
@@ -171,7 +173,7 @@ class Description:
         state: Any = _attribute(value, "__dict__")
         if dataclasses.is_dataclass(value):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            state = fields if _package(cls) or not isinstance(state, dict) else fields | state
+            state = fields | _beside(fields, cls, state)
         elif isinstance(value, types.BuiltinFunctionType):
             return ("builtin", value.__qualname__, self._of(value.__self__))
         elif _package(cls) and (level := default_registry.flatten_one_level(value)) is not None:
@@ -253,6 +255,14 @@ def _text(content: Any, ref: Callable[[int], str]) -> str:
     if isinstance(content, tuple):
         return f"({','.join(_text(part, ref) for part in content)})"
     return str(content)
+
+
+def _beside(fields: Mapping[str, Any], cls: type, state: Any) -> dict[str, Any]:
+    """What a dataclass of the user holds beside its fields; without what a base class of a package keeps for itself."""
+    if _package(cls) or not isinstance(state, dict):
+        return {}
+    of_package = any(_package(base) for base in cls.__mro__[1:-1])
+    return {name: item for name, item in state.items() if not (of_package and name.startswith("_"))}
 
 
 def _of_array(value: Any) -> str:
@@ -395,10 +405,19 @@ def _package(made: Any) -> str:
     module = made.__name__ if is_module else getattr(made, "__module__", None) or "builtins"
     if module == "__main__":  # a script, a notebook, or a package that was started with -m
         return ""
-    name, file = module.split(".")[0], getattr(sys.modules.get(module), "__file__", None) or ""
+    name, file = module.split(".")[0], _file(module)
     there = file.startswith(_installed()) or "/site-packages/" in file or "/dist-packages/" in file
     if name in ("rookery", *sys.builtin_module_names) or there or module.startswith("<frozen"):
         return f"{name} {getattr(sys.modules.get(name), '__version__', '')}: "
+    return ""
+
+
+def _file(module: str) -> str:
+    """The file of a module, or of the closest one above it: a compiled module may hold others without files."""
+    while module:
+        if file := getattr(sys.modules.get(module), "__file__", None):
+            return file
+        module = module.rpartition(".")[0]
     return ""
 
 

@@ -208,6 +208,7 @@ def exploding(lr, rounds=400, **options):
 def test_a_run_that_ends_finite_and_exploded_is_diverged():
     result = exploding(3.0, 500)
     assert abs(result.x) > 1e100 and result.status == "diverged" and result.state.round == 500
+    assert result.divergence is not None
     assert "x grew to" in str(result.divergence) and result.divergence.round == 500
     only_state = exploding(3.0, 500, metrics=None)
     assert only_state.status == "diverged"

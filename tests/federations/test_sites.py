@@ -201,7 +201,7 @@ def test_a_site_is_told_of_others_only_how_many_training_examples_they_have(tmp_
     held = {name: read_holding(f"heart#{name}").facts() for name in names}
     for number, name in enumerate(names):
         (path,) = (tmp_path / name / "records").rglob("joined.json")
-        told = json.loads(path.read_text())["outline"]
+        told = json.loads(json.loads(path.read_text())["told"])["outline"]
         assert not any(other in path.read_text() for other in names if other != name)
         assert told["names"][number] == name and told["test"][number] == held[name]["test"]
         assert told["train"] == [held[each]["train"] for each in names]
@@ -240,6 +240,7 @@ def test_sites_that_are_not_alike_are_refused(tmp_path):
         Outline.of({"a": good | {"classes": [1]}})
 
 
+OF_A_TABLE = {"label": "ill", "checked": "", "scaling": "pooled"}
 IMPOSSIBLE = {
     "more digits than a float has": ({"mean": 10**400}, "column 'age': its mean cannot be"),
     "beyond single precision": ({"mean": 1e39}, "column 'age': its mean cannot be"),
@@ -260,13 +261,17 @@ IMPOSSIBLE = {
     "more classes than examples": ({"classes": list(range(100))}, "does not say its classes"),
     "a class with 400 digits": ({"classes": [0, 10**400]}, "does not say its classes"),
     "classes that are lists": ({"classes": [[0], [1]]}, "does not say its classes"),
+    "a label that is a number": ({"label": 3}, "must give its label as the name of a column"),
+    "a checked column with an escape": ({"checked": "\x1b[2J"}, "must give its checked as the name of a column"),
+    "an unknown scaling": ({"scaling": "magic"}, "must give its scaling as one of"),
+    "means without their scaling": ({"scaling": "none"}, "must not give means or squares"),
 }
 
 
 @pytest.mark.parametrize(("change", "sentence"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
 def test_facts_that_cannot_be_are_refused_by_name(change, sentence):
     """A mean of 1e6 at one site, or negative squares, spoilt the inputs of all others, and the run said `done`."""
-    honest = {"train": 30, "test": 8, "columns": ["age", "b"], "classes": [0, 1], "mean": [50.0, 0.0]}
+    honest = {"train": 30, "test": 8, "columns": ["age", "b"], "classes": [0, 1], "mean": [50.0, 0.0]} | OF_A_TABLE
     honest |= {"squares": [3000.0, 30.0]}
     assert Outline.of({"a": honest, "b": honest, "liar": honest}).train == (30, 30, 30)
     change = {name: [value, 0.0] if name in ("mean", "squares") else value for name, value in change.items()}
@@ -276,7 +281,14 @@ def test_facts_that_cannot_be_are_refused_by_name(change, sentence):
 
 
 def test_a_column_that_is_one_number_at_all_other_sites_may_vary_at_one():
-    facts = {"train": 30, "test": 8, "columns": ["rare"], "classes": [0, 1], "mean": [0.0], "squares": [0.0]}
+    facts = {
+        "train": 30,
+        "test": 8,
+        "columns": ["rare"],
+        "classes": [0, 1],
+        "mean": [0.0],
+        "squares": [0.0],
+    } | OF_A_TABLE
     assert Outline.of({"a": facts, "b": facts, "c": facts | {"mean": [0.1], "squares": [2.0]}}).std[0] > 0
 
 

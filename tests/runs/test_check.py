@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.core import Tracer
 
 import rookery as rk
 from rookery.algorithms.registry import METHODS
@@ -141,6 +144,8 @@ class Averages(Base):
 class Sampled(Base):
     """Takes a step on a minibatch of its own."""
 
+    key: Any
+
     def steps(self, client, z):
         return -1.0 * (client.at(self.lr) * client.direction(z, client.sample(self.key(client))))
 
@@ -172,7 +177,7 @@ class Hidden(Base):
     lr: rk.Rates
 
     def steps(self, client, z):
-        if not isinstance(jax.tree.leaves(z)[0], jax.core.Tracer):
+        if not isinstance(jax.tree.leaves(z)[0], Tracer):
             client.direction(z, client.sample(client.key))
         return rk.descend(client, z, client.at(self.lr), 1).moved
 

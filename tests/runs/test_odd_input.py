@@ -69,7 +69,7 @@ def test_folders_that_no_system_has_are_refused(name, tmp_path):
 def test_a_damaged_comparison_is_refused(methods, tmp_path):
     """A dict where a label is expected was a traceback."""
     (tmp_path / "compare.json").write_text(json.dumps({"rounds": 5, "methods": methods}))
-    with pytest.raises(rk.InputError, match=r"out: compare.json in .* is damaged: its methods are not names"):
+    with pytest.raises(rk.InputError, match=r"out: '.*compare.json' is damaged: methods must be a list of labels"):
         comparison_folder(tmp_path, {"rounds": 5}, ["simfbo"]).__enter__()
 
 

@@ -107,8 +107,9 @@ def test_clients_without_a_test_set_are_told_how_to_have_one():
 def test_a_result_shows_itself_in_a_few_lines(tmp_path):
     result = solved()
     shown = repr(result).splitlines()
-    assert shown[0] == "Result: done after round 3" and shown[1].startswith("  loss mean ") and len(shown) == 4
-    assert "3 exchanges" in shown[2] and shown[3] == "  sequences: x ()"
+    assert shown[0] == "Result: done after round 3" and shown[1].startswith("  loss mean ") and len(shown) == 5
+    assert "loss worst ended at 0.637, worse than its first value 0.569" in shown[2]
+    assert "3 exchanges" in shown[3] and shown[4] == "  sequences: x ()"
     assert result.plot(tmp_path / "plot.png", "near worst").is_file()
     with pytest.raises(rk.InputError, match="metric: 'nearer' is not known"):
         result.plot(tmp_path / "plot.png", "nearer")

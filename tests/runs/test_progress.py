@@ -35,10 +35,11 @@ def test_sites_are_shown_with_their_last_reply_the_longest_silent_first():
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_pipe_is_given_lines_of_progress_and_a_terminal_the_sites(terminal, monkeypatch):
     monkeypatch.setattr(progress, "PERIOD", 0.0)
-    console, sites = Console(file=io.StringIO(), force_terminal=terminal, width=100), Sites()
+    output, sites = io.StringIO(), Sites()
+    console = Console(file=output, force_terminal=terminal, width=100)
     sites(exchange(3, 100.0, va=0.25))
     with Bars(console, sites) as bars:
         bars.add("trust simfbo", 10)(3, ROW)
-    said = console.file.getvalue()
+    said = output.getvalue()
     assert ("trust simfbo: 3 of 10 rounds  3 exchanges  accuracy 0.5" in said) is not terminal
     assert ("va: last reply" in said) is terminal

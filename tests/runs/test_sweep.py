@@ -187,7 +187,7 @@ def test_an_interrupted_sweep_keeps_what_was_done(interrupted):
     error = interrupted(6, {"batch_size": [1, 2, 3]})
     assert isinstance(error, rk.Interrupted) and str(error) == "interrupted after 2 runs of a sweep"
     table = error.result
-    assert isinstance(table, rk.Table) and table["batch_size"].tolist() == [1, 2]
+    assert isinstance(table, rk.Sweep) and table["batch_size"].tolist() == [1, 2]
     assert table["status"].tolist() == ["done", "interrupted"] and table["round"].tolist() == [12, 4]
     for row, result in zip(table.rows, table.results):
         rounds = result.state.round

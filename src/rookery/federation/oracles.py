@@ -125,6 +125,7 @@ class Oracles:
         self._problem: Any = problem  # as it is in this round
         self._shard = shard
         self._stretch = Stretch(Meter())
+        self._in_phase = False  # counted calls are marked inside a phase alone
         self._plain = bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]  # run operation by operation
         self._drawn: dict[Draw, int] = {}  # then: the draws that no oracle has used so far, and how often each was made
 
@@ -152,7 +153,7 @@ class Oracles:
             if only not in (None, level):
                 continue
             positions = self._draw(name, key, number, size)
-            if not again:
+            if self._in_phase and not again:
                 draws[name] = self._cost_of(name, positions)
                 positions = marked(positions, Mark("client.sample", self._executed, draw=draws[name]))
             index[name] = positions
@@ -171,6 +172,8 @@ class Oracles:
     def everything(self, only: str | None = None) -> Sample:
         """Return all of the client's examples as a sample, whatever the run's batch size; `only`: of one level."""
         names = [name for name, level in self._problem.draws.items() if only in (None, level)]
+        if not self._in_phase:
+            return Sample(dict.fromkeys(names), None, None, self)
         draws = {name: self._cost_of(name, None) for name in names}
         index = {name: marked(None, Mark("client.everything", self._executed, draw=draws[name])) for name in names}
         return Sample(index, None, draws, self)
@@ -248,6 +251,8 @@ class Oracles:
 
     def _counted(self, result: Any, oracle: str, cost: Mapping[str, int], draws: Iterable[str], sample: Sample) -> Any:
         """The result of an oracle, with a mark of its cost."""
+        if not self._in_phase:
+            return result
         uses = tuple(sample.draws[name] for name in draws if name in sample.draws)
         return marked(result, Mark(f"client.{oracle}", self._executed, tuple(cost.items()), uses))
 
@@ -270,12 +275,16 @@ class Oracles:
         self._stretch.meter.take(draw, self._drawn.pop(draw, 0))
 
     def _measured(self, phase: Callable[[], Any]) -> tuple[Any, jax.Array]:
-        """Runs a phase; its result, and its cost in the order of ORACLES."""
-        if self._plain:
-            result = phase()
-            return result, self._cost(self._stretch.meter)
-        result, totals = self._traced(phase, self._stretch)()
-        return result, reduce(counts.plus, totals, self._cost(self._stretch.meter))
+        """Run a phase. Returns its result, and its cost in the order of ORACLES."""
+        self._in_phase = True
+        try:
+            if self._plain:
+                result = phase()
+                return result, self._cost(self._stretch.meter)
+            result, totals = self._traced(phase, self._stretch)()
+            return result, reduce(counts.plus, totals, self._cost(self._stretch.meter))
+        finally:
+            self._in_phase = False
 
     def _run(self, stretch: Stretch, function: Callable[..., Any], *args: Any) -> Any:
         """Runs a function as a stretch of the phase."""
