@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import rookery as rk
 from properties.checks import difference
 from properties.table import bed
-from rookery.runs.sweep import _Lanes
+from rookery.runs.sweep import Sweep, _Lanes
 
 EXACT = bed("E1")
 START = jax.tree.map(lambda leaf: leaf + 0.3, EXACT.start(leaves=2))
@@ -186,8 +187,8 @@ def test_an_interrupted_sweep_keeps_what_was_done(interrupted):
     """The first point has ended, the second is under way, and the third has not begun."""
     error = interrupted(6, {"batch_size": [1, 2, 3]})
     assert isinstance(error, rk.Interrupted) and str(error) == "interrupted after 2 runs of a sweep"
-    table = error.result
-    assert isinstance(table, rk.Sweep) and table["batch_size"].tolist() == [1, 2]
+    table: Any = error.result
+    assert isinstance(table, Sweep) and table["batch_size"].tolist() == [1, 2]
     assert table["status"].tolist() == ["done", "interrupted"] and table["round"].tolist() == [12, 4]
     for row, result in zip(table.rows, table.results):
         rounds = result.state.round
