@@ -55,7 +55,8 @@ def test_four_hospitals_with_their_own_files_on_nvflare(folder):
     table = said[said.index("client,examples,weight") :].splitlines()
     assert [row.split(",")[0] for row in table[1:5]] == ["cleveland", "hungarian", "switzerland", "va"]
     assert not list((folder / "poc/rookery/prod_00/localhost").rglob("*.record")), "records stay with their sites"
-    assert list((folder / "poc/rookery/prod_00/va").rglob("own-3.safetensors"))
+    assert list((folder / "poc/rookery/prod_00/va").rglob("joined.json"))
+    assert not list((folder / "poc").rglob("own-*.safetensors")), "trust in a site is shared: no site has its own"
     assert os.path.exists(folder / "federation" / "README.md")
 
 
