@@ -15,10 +15,14 @@ import functools
 import hashlib
 import importlib
 import itertools
+import os
+import random
+import secrets
 import struct
 import sys
 import sysconfig
 import threading
+import time
 import types
 import weakref
 from collections.abc import Callable, Mapping, Set
@@ -261,8 +265,8 @@ def _beside(fields: Mapping[str, Any], cls: type, state: Any) -> dict[str, Any]:
     """What a dataclass of the user holds beside its fields; without what a base class of a package keeps for itself."""
     if _package(cls) or not isinstance(state, dict):
         return {}
-    of_package = any(_package(base) for base in cls.__mro__[1:-1])
-    return {name: item for name, item in state.items() if not (of_package and name.startswith("_"))}
+    packages = {base.__module__.split(".")[0] for base in cls.__mro__[1:-1] if _package(base)} - {"rookery"}
+    return {name: item for name, item in state.items() if type(item).__module__.split(".")[0] not in packages}
 
 
 def _of_array(value: Any) -> str:
@@ -281,17 +285,21 @@ class _Reads(NamedTuple):
 
 @functools.lru_cache(4096)
 def _reads(code: types.CodeType) -> _Reads:
-    names, imports, before = set(), set(), [0, 0]
+    names, imports, before, holder = set(), set(), [0, 0], ""
+    reads_outside = False
     for instruction in dis.get_instructions(code):
         if instruction.opname in _GLOBAL:
             names.add(instruction.argval)
         elif instruction.opname == "IMPORT_NAME":
             imports.add((instruction.argval, before[0]))  # the level and the names are loaded before
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _OUTSIDE and holder:
+            reads_outside = True
         if instruction.opname != "EXTENDED_ARG":
+            holder = instruction.argval if instruction.opname in _GLOBAL and instruction.argval in _NUMPY else ""
             before = [before[1], instruction.argval]
     constants = []
     attributes = set(code.co_names)
-    dynamic = bool(names & _DYNAMIC)
+    dynamic = bool(names & _DYNAMIC or attributes & {"read_text", "read_bytes"}) or reads_outside
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             inner = _reads(constant)
@@ -308,8 +316,10 @@ def _reads(code: types.CodeType) -> _Reads:
 
 
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
-_DYNAMIC = {"globals", "vars", "locals", "eval", "exec", "__import__", "compile"}
-_LOOKS_UP = (sys, importlib)
+_DYNAMIC = {"globals", "vars", "locals", "eval", "exec", "__import__", "compile", "open", "input"}
+_NUMPY = {"np", "numpy", "onp"}  # the usual names of a module with a random state and with files
+_OUTSIDE = {"random", "load", "loadtxt", "genfromtxt", "fromfile", "memmap"}
+_LOOKS_UP = (sys, importlib, os, random, secrets, time)
 
 
 def _constant(value: Any) -> str:

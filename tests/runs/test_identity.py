@@ -332,3 +332,37 @@ def test_a_type_is_no_obstacle():
     assert one_step(loss) == pytest.approx(expected(0.0), abs=1e-14)
     vars(module)["lam"] = 1.0
     assert one_step(loss) == pytest.approx(expected(1.0), abs=1e-14)
+
+
+def test_what_jax_traced_before_the_first_run_is_not_reused():
+    names = namespace("lam = 0.0\n@jax.jit\ndef penalty(x): return lam * x**2\n" + LOSS)
+    with jax.enable_x64(True), jax.default_matmul_precision("float32"):  # a user tries the loss, set up as a run is
+        slope = jax.vmap(lambda a: jax.grad(names["loss"])(jnp.asarray(np.float64(1)), {"a": a}))
+        assert float(slope(jnp.asarray(np.array([2.75])))[0]) == -1.75
+    names["lam"] = 1.0
+    assert one_step(names["loss"]) == pytest.approx(expected(1.0), abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    "read",
+    ["float(os.environ['LAM_OF_A_TEST'])", "opened()", "float(FOLDER.joinpath('a').read_text())", "np.load(FILE)[0]"],
+)
+def test_what_a_loss_reads_from_outside_takes_effect(read, tmp_path, monkeypatch):
+    names = namespace(f"import os, pathlib\nPATH, FILE = {str(tmp_path / 'a')!r}, {str(tmp_path / 'a.npy')!r}\n")
+    exec(
+        "def opened():\n  with open(PATH) as file: return float(file.read())\nFOLDER = pathlib.Path(PATH).parent", names
+    )
+    exec(f"def penalty(x): return {read} * x**2\n" + LOSS, names)
+    for lam in (0.0, 1.0):
+        monkeypatch.setenv("LAM_OF_A_TEST", str(lam))
+        (tmp_path / "a").write_text(str(lam))
+        np.save(tmp_path / "a.npy", np.array([lam]))
+        assert one_step(names["loss"]) == pytest.approx(expected(lam), abs=1e-14)
+
+
+def test_a_private_attribute_of_a_dataclass_is_read_again():
+    source = "import dataclasses\nimport rookery as rk\n@dataclasses.dataclass(frozen=True)\nclass Own(rk.OfBatch):\n  pass\n"
+    names = namespace(source + "settings = Own(None)\ndef penalty(x): return settings._lam * x**2\n" + LOSS)
+    for lam in (0.0, 1.0):
+        object.__setattr__(names["settings"], "_lam", lam)
+        assert one_step(names["loss"]) == pytest.approx(expected(lam), abs=1e-14)

@@ -28,8 +28,10 @@ VERIFY = "ROOKERY_VERIFY_PROGRAMS"
 
 MANY = 10_000  # objects, after which those that are gone are forgotten
 
+FIRST = "as first met"  # the context of functions that have not changed; a user's own calls of JAX are outside of it
+
 _context = jax.make_user_context(default_value=None)
-_met: dict[int, str] = {}  # what JAX has met without a context: serial number of an object -> digest of its content
+_met: dict[int, str] = {}  # what JAX has met in the context FIRST: serial number of an object -> digest of its content
 _met_equal: dict[Any, str] = {}  # the same of objects that it knows by their equality; it holds them, too
 _numbers = itertools.count()
 _by_program: dict[str, str] = {}  # a digest of a traced program -> the context in which it is compiled
@@ -70,17 +72,17 @@ def _without_numbers(part: Any) -> Any:
 
 
 @contextmanager
-def current_code(*values: Any) -> Iterator[str | None]:
+def current_code(*values: Any) -> Iterator[str]:
     """Let JAX reuse programs inside only if these functions, and everything that they read, have not changed.
 
-    Yields the name of the context in which everything is traced again; None: JAX has met nothing that differs.
+    Yields the name of the context; `FIRST` if nothing differs from what JAX has met in an earlier run.
     """
     context = _context_of(Description(values))
     with _context(context):
         yield context
 
 
-def _context_of(description: Description) -> str | None:
+def _context_of(description: Description) -> str:
     if not description.complete:
         return f"undescribed {next(_numbers)}"
     keys = {number: _digest(text) for number, text in description.keys().items()}
@@ -94,7 +96,7 @@ def _context_of(description: Description) -> str | None:
             del _met[number]
     _met.update(keys)
     _met_equal.update(equals)
-    return None
+    return FIRST
 
 
 def _described(values: list[Any]) -> list[tuple[Any, str]]:

@@ -40,7 +40,7 @@ from rookery.runs.own_metrics import OwnMetrics
 from rookery.runs.prepare import precision_context, prepare
 from rookery.runs.program_text import program_text
 from rookery.runs.result import Divergence, Result, RunState, per_client
-from rookery.runs.retracing import CODE, code_of, compared, current_code, verify
+from rookery.runs.retracing import CODE, FIRST, code_of, compared, current_code, verify
 from rookery.runs.table import COST, Table
 from rookery.vectors import Values
 
@@ -146,7 +146,7 @@ def run(
     if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
         raise InputError(f'checkpoints: {checkpoints!r} was given; rk.Checkpoints("folder", every=10) is needed')
     code = code_of(problem, method, clients, sampling, metrics, client_metrics, up, down, x, y, start)
-    with precision_context(precision), listening(), current_code(*code) as anew, contextlib.ExitStack() as stack:
+    with precision_context(precision), listening(), current_code(*code) as context, contextlib.ExitStack() as stack:
         awaited, method = awaited_rates(method, problem)
         whole = prepare(
             problem,
@@ -192,8 +192,8 @@ def run(
         program = partial(program_text, prepared, metrics, own)
         if has_all:
             verify(program)
-        if has_all and anew is not None:
-            stack.enter_context(compared(anew, program))
+        if has_all and context != FIRST:
+            stack.enter_context(compared(context, program))
         session = engine.open(prepared, ledger)
         if together():
             wait_for_turn()
