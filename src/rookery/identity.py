@@ -265,7 +265,7 @@ def _beside(fields: Mapping[str, Any], cls: type, state: Any) -> dict[str, Any]:
     """What a dataclass of the user holds beside its fields; without what a base class of a package keeps for itself."""
     if _package(cls) or not isinstance(state, dict):
         return {}
-    packages = {base.__module__.split(".")[0] for base in cls.__mro__[1:-1] if _package(base)} - {"rookery"}
+    packages = {base.__module__.split(".")[0] for base in cls.__mro__[1:-1] if _package(base)} - {"rookery", "builtins"}
     return {name: item for name, item in state.items() if type(item).__module__.split(".")[0] not in packages}
 
 

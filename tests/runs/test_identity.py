@@ -360,9 +360,11 @@ def test_what_a_loss_reads_from_outside_takes_effect(read, tmp_path, monkeypatch
         assert one_step(names["loss"]) == pytest.approx(expected(lam), abs=1e-14)
 
 
-def test_a_private_attribute_of_a_dataclass_is_read_again():
-    source = "import dataclasses\nimport rookery as rk\n@dataclasses.dataclass(frozen=True)\nclass Own(rk.OfBatch):\n  pass\n"
-    names = namespace(source + "settings = Own(None)\ndef penalty(x): return settings._lam * x**2\n" + LOSS)
+@pytest.mark.parametrize("base", ["rk.OfBatch", "Exception"])
+def test_a_private_attribute_of_a_dataclass_is_read_again(base):
+    source = "import dataclasses\nimport rookery as rk\n@dataclasses.dataclass(frozen=True)\n"
+    source += f"class Own({base}):\n  function: object = None\n"
+    names = namespace(source + "settings = Own()\ndef penalty(x): return settings._lam * x**2\n" + LOSS)
     for lam in (0.0, 1.0):
         object.__setattr__(names["settings"], "_lam", lam)
         assert one_step(names["loss"]) == pytest.approx(expected(lam), abs=1e-14)
