@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from functools import cache
 from pathlib import Path
@@ -34,3 +35,14 @@ def check_fits(argument: str, given: object, what: str, size: int) -> None:
             f"{argument}: {given} was given; {what} takes {size / 2**30:.4g} GiB, and this machine has "
             f"{available() / 2**30:.4g} GiB"
         )
+
+
+_MAPS = Path("/proc/self/maps")
+_MANY_MAPS = 30_000  # Linux gives a process 65,530
+
+
+def free_compiled_programs() -> None:
+    """Drop compiled programs if their memory maps use up what Linux gives a process, which would end it."""
+    if _MAPS.is_file() and _MAPS.read_bytes().count(b"\n") > _MANY_MAPS:
+        jax.clear_caches()
+        gc.collect()

@@ -53,6 +53,7 @@ class FedADMM:
     kinds = ("single", "joint")
     aggregation = "biased"  # absent clients count with the duals that they keep
     adds_up = True
+    local_bias = "none"
 
     def check(self, problem: Problem, population: int) -> None:
         check_gamma(self.gamma)

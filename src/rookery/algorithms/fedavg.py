@@ -52,6 +52,8 @@ class FedAvg:
     weight_decay: float = 0.0
     server: GivenServer = server_field()
 
+    local_bias = "reweighted"
+
     def check(self, problem: Problem, population: int) -> None:
         check_server(self.server, problem)
 

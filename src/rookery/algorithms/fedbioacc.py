@@ -59,6 +59,8 @@ class FedBiOAcc:
     offset: float = 1.0
     first_batch: int | None = count(default=None, static=True)
 
+    local_bias = "vanishing"
+
     def check(self, problem: Problem, population: int) -> None:
         check_storm(self, problem.names)
 

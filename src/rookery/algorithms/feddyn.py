@@ -54,6 +54,7 @@ class FedDyn:
     kinds = ("single", "joint")
     aggregation = "biased"  # absent clients count with the duals that they keep
     adds_up = True
+    local_bias = "none"
 
     def check(self, problem: Problem, population: int) -> None:
         if not self.alpha > 0:

@@ -64,6 +64,7 @@ class FedMSA:
 
     scopes = ("shared",)
     aggregation = "biased"  # exchanges of a round build on one another
+    local_bias = "none"
 
     def check(self, problem: Problem, population: int) -> None:
         if not 0 <= self.momentum <= 1:

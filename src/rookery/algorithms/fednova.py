@@ -39,6 +39,7 @@ class FedNova:
 
     kinds = ("single", "joint")
     aggregation = "ratio"  # normalised by the cohort's amount of work
+    local_bias = "vanishing"
 
     def round(self, state: State, cohort: Cohort) -> State:
         per_step, steps = cohort.average("steps", state.z)

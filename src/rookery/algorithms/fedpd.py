@@ -55,6 +55,7 @@ class FedPD:
 
     kinds = ("single",)
     participation = "all"
+    local_bias = "none"
 
     def check(self, problem: Problem, population: int) -> None:
         if not self.eta > 0:

@@ -41,6 +41,7 @@ class FedProx:
     weight_decay: float = 0.0
 
     kinds = ("single", "joint")
+    local_bias = "reweighted"
 
     def round(self, state: State, cohort: Cohort) -> State:
         aggregate = cohort.average if self.normalised else cohort.mean

@@ -105,6 +105,10 @@ class FedVRA(VarianceReduced):
     kinds = ("single", "joint")
     aggregation = "biased"  # absent clients count with the duals that they keep
 
+    @property
+    def local_bias(self) -> str:
+        return "reweighted" if isinstance(self.a, (int, float)) and self.a == 0 else "none"
+
     def round(self, state: FedVRAState, cohort: Cohort) -> FedVRAState:
         z, u = self.exchange(state, cohort, "steps")
         return state.next(z=cohort.project(z), u=u)

@@ -67,6 +67,7 @@ class FedVRAU(VarianceReduced):
 
     kinds = ("joint",)
     aggregation = "biased"  # absent clients count with the duals that they keep
+    local_bias = "none"
     uses = ("x",)
 
     def check(self, problem: Problem, population: int) -> None:

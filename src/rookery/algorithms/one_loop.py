@@ -39,6 +39,11 @@ class OneLoop:
     coefficients: Any = None
     drift: GivenDrift
     server: GivenServer
+    uncontrolled_bias = "reweighted"  # of local steps without drift control
+
+    @property
+    def local_bias(self) -> str:
+        return self.uncontrolled_bias if isinstance(self.drift, NoControl) else "none"
 
     @property
     def adds_up(self) -> bool:

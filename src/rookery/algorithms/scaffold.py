@@ -61,6 +61,7 @@ class Scaffold:
 
     kinds = ("single", "joint")
     adds_up = True
+    local_bias = "none"
 
     def own_terms(self) -> OwnTerms:
         return OwnTerms(Rates(self.weight_decay))

@@ -49,6 +49,7 @@ class ShroFBO(TwoRates):
     """
 
     aggregation = "ratio"  # rho is a ratio of sums over the cohort
+    uncontrolled_bias = "vanishing"
 
     def round(self, state: ServerState, cohort: Cohort) -> ServerState:
         (h, scaled), work = self.ask(state, cohort)

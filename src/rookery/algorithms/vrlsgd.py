@@ -49,6 +49,7 @@ class VRLSGD:
 
     kinds = ("single", "joint")
     adds_up = True
+    local_bias = "none"
     participation = "all"
 
     def client(self, problem: Problem, z: Sequences) -> VRLClient:

@@ -1,8 +1,8 @@
-"""The fixed point of a method on a linear field, exactly: no iteration, no noise, float64.
+"""Compute the fixed point of a method on a linear field exactly: without iteration or noise, in float64.
 
 On a quadratic bilevel, linear compositional or quadratic minimax problem one full-batch round is an affine map of the
-whole state: the program that runs it is asked where zero and each unit vector go, and its fixed point and its spectral
-radius are had by linear algebra.
+whole state. The run's own program is evaluated at zero and at each unit vector, which gives the map. Its fixed point,
+spectral radius and conserved quantities follow by linear algebra.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from jax.flatten_util import ravel_pytree
 
 from rookery.data.batches import shard
 from rookery.data.federated import Clients
-from rookery.engines.base import Carry, Inputs, PreparedRun
-from rookery.engines.local import Local, Program, advance, copied
+from rookery.engines.base import Carry, PreparedRun
+from rookery.engines.local import Local, advance, copied
 from rookery.errors import InputError
 from rookery.federation.sampling import All
 from rookery.problems.base import Problem
@@ -30,7 +30,7 @@ from rookery.vectors import Values
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Where a method comes to rest: the sequences, and the spectral radius of a round off its unit eigenvalues."""
+    """The fixed point of a round: its sequences, and the spectral radius of the round off its unit eigenvalues."""
 
     sequences: Values
     radius: float
@@ -51,32 +51,101 @@ def fixed_point(
     round: int = 1,
     seed: int = 0,
 ) -> FixedPoint:
-    """The fixed point of a method's full-batch round on a problem with a linear field, all clients taking part.
+    """Compute the fixed point of a method's full-batch round on a problem with a linear field. All clients take part.
 
     Args:
-      method: the method; or a list of methods, equally likely in every round: the fixed point in expectation, for
-        instance over all values of a random truncation index.
-      round: the number that the round counter is held at, for methods whose step sizes depend on it; round 0 may be
-        special (first momenta), so 1 is the default.
+      method: Method, or a list of methods that are equally likely in every round. With a list the result is the fixed
+        point in expectation, for instance over all values of a random truncation index.
+      round: Number of the round. Methods may have step sizes that depend on it, and a special round 0 (first momenta).
 
-    The other arguments are those of `rk.run`. The result is meaningless when the field is not linear, which is
-    checked at a random point.
+    The other arguments are those of `rk.run`.
+
+    Raises:
+      InputError: The round is not an affine map, which is checked at a random point.
+    """
+    methods = method if isinstance(method, list) else [method]
+    maps = [round_map(problem, each, clients, x=x, y=y, start=start, round=round, seed=seed) for each in methods]
+    return maps[0].fixed_point(maps)
+
+
+@dataclass(frozen=True)
+class RoundMap:
+    """One full-batch round of all clients as an affine map w -> matrix w + offset of all floating-point numbers of a
+    run.
+
+    Attributes:
+      first: w at the start of the run.
+      carry: State of the run that `first` was taken from.
+    """
+
+    matrix: np.ndarray
+    offset: np.ndarray
+    first: np.ndarray
+    carry: Carry
+
+    def conserved(self, matrix: np.ndarray | None = None) -> np.ndarray:
+        """Rows l with l'w the same after a round as before: the left null space of I - T."""
+        gap = np.eye(len(self.matrix)) - (self.matrix if matrix is None else matrix)
+        left, sizes, _ = np.linalg.svd(gap)
+        return left[:, sizes < 1e-10 * sizes.max()].T
+
+    def fixed_point(self, maps: list[RoundMap] | None = None) -> FixedPoint:
+        """The fixed point of the mean of some maps; of this map alone by default."""
+        maps = maps or [self]
+        matrix, offset = (np.mean(parts, axis=0) for parts in ([m.matrix for m in maps], [m.offset for m in maps]))
+        # A conserved quantity, such as lambda - sum omega_i lambda_i, makes I - T singular. Its first value decides.
+        conserved = self.conserved(matrix)
+        system = np.concatenate([np.eye(len(matrix)) - matrix, conserved])
+        target = np.concatenate([offset, conserved @ self.first])
+        solution = np.linalg.lstsq(system, target, rcond=None)[0]
+        eigenvalues = np.linalg.eigvals(matrix)
+        moving = eigenvalues[np.abs(eigenvalues - 1) > 1e-7]
+        _, back = _flat_floats(self.carry)
+        with jax.enable_x64(True):
+            values = jax.device_get(back(solution).values())
+        return FixedPoint(values, float(np.abs(moving).max(initial=0.0)))
+
+
+def round_map(
+    problem: Problem,
+    method: Any,
+    clients: Clients,
+    *,
+    x: Any = None,
+    y: Any = None,
+    start: Any = None,
+    round: int = 1,
+    seed: int = 0,
+) -> RoundMap:
+    """The map of a method's full-batch round; the arguments are those of `fixed_point`.
+
+    Raises:
+      InputError: The round is not an affine map, because of the problem's field or of the method.
     """
     if clients.streamed:
-        raise InputError("clients: their examples are not in memory, which fixed_point needs")
+        raise InputError("clients: their examples are not in memory; fixed_point needs them in memory.")
     options = {"x": x, "y": y, "start": start, "sampling": All(), "batch_size": None, "seed": seed}
-    methods = method if isinstance(method, list) else [method]
-    code = [code_of(problem, each, clients, x=x, y=y, start=start) for each in methods]
+    code = [code_of(problem, method, clients, x=x, y=y, start=start)]
     with precision_context("float64"), current_code(code):
-        prepared = [prepare(problem, each, clients, precision="float64", **options) for each in methods]
-        program = Local().program(prepared[0])
-        carry = prepared[0].carry._replace(state=_at_round(prepared[0].carry.state, round))
-        cause = _cause(problem, clients, methods[0], prepared[0])
-        return _solve(program, [one.inputs for one in prepared], carry, cause)
+        prepared = prepare(problem, method, clients, precision="float64", **options)
+        program = Local().program(prepared)
+        carry = prepared.carry._replace(state=_at_round(prepared.carry.state, round))
+        first, back = _flat_floats(carry)
+        probe = np.random.default_rng(0).normal(size=first.shape)
+
+        def round_of(w: np.ndarray) -> np.ndarray:
+            after = advance(program, prepared.inputs, copied(back(w)), jnp.int32(1))[0]
+            return _flat_floats(after)[0]
+
+        offset = round_of(np.zeros(first.shape))
+        matrix = np.stack([round_of(unit) - offset for unit in np.eye(first.size)], axis=1)
+        if not np.allclose(matrix @ probe + offset, round_of(probe), rtol=1e-8, atol=1e-8):
+            raise InputError(_cause(problem, clients, method, prepared))
+        return RoundMap(matrix, offset, first, carry)
 
 
-def _cause(problem: Problem, clients: Clients, method: Any, prepared: PreparedRun) -> Callable[[], str]:
-    """What to say when a round is no affine map: whether it is the problem's field or the method that is not linear."""
+def _cause(problem: Problem, clients: Clients, method: Any, prepared: PreparedRun) -> str:
+    """The reason why a round is not an affine map: the problem's field is not linear, or the method is not."""
 
     def direction(point: np.ndarray) -> np.ndarray:
         flat, back = ravel_pytree(prepared.carry.values())
@@ -88,67 +157,32 @@ def _cause(problem: Problem, clients: Clients, method: Any, prepared: PreparedRu
         batches = {name: own.batch(level, None, capacity[level], flat.dtype) for name, level in problem.draws.items()}
         return np.asarray(ravel_pytree(dict(problem.direction(values, batches)))[0])
 
-    def said() -> str:
-        size = ravel_pytree(prepared.carry.values())[0].shape
-        one, two = np.random.default_rng(1).normal(size=(2, *size))
-        linear = np.allclose(direction(one + two), direction(one) + direction(two) - direction(0 * one), atol=1e-8)
-        if linear:
-            return (
-                f"method: a round of {type(method).__name__} is not an affine map of the state; fixed_point needs one"
-            )
-        return "problem: a round is not an affine map of the state; fixed_point needs a linear field"
-
-    return said
+    size = ravel_pytree(prepared.carry.values())[0].shape
+    one, two = np.random.default_rng(1).normal(size=(2, *size))
+    if np.allclose(direction(one + two), direction(one) + direction(two) - direction(0 * one), atol=1e-8):
+        return f"method: a round of {type(method).__name__} is not an affine map of the state; fixed_point needs one"
+    return "problem: a round is not an affine map of the state; fixed_point needs a linear field"
 
 
 def _at_round(state: Any, round: int) -> Any:
     return type(state)(**{**vars(state), "round": jnp.int32(round)})
 
 
-def _floats(carry: Carry) -> tuple[list[Any], Any]:
-    """The floating-point leaves of a carry, and the way back."""
+def flat_floats(carry: Carry) -> np.ndarray:
+    """All floating-point numbers of a carry as one vector."""
+    return _flat_floats(carry)[0]
+
+
+def _flat_floats(carry: Carry) -> tuple[np.ndarray, Callable[[np.ndarray], Carry]]:
+    """All floating-point numbers of a carry as one vector, and the way back."""
     leaves, structure = jax.tree.flatten(carry)
     places = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating)]
+    flat, unravel = ravel_pytree([jnp.asarray(leaves[i]) for i in places])
 
-    def back(floats: list[Any]) -> Carry:
+    def back(vector: np.ndarray) -> Carry:
         filled = list(leaves)
-        for place, leaf in zip(places, floats):
+        for place, leaf in zip(places, unravel(jnp.asarray(vector))):
             filled[place] = leaf
         return jax.tree.unflatten(structure, filled)
 
-    return [jnp.asarray(leaves[i]) for i in places], back
-
-
-def _affine(program: Program, inputs: Inputs, carry: Carry, probe: np.ndarray) -> tuple[np.ndarray, ...]:
-    """T and b of a round w -> T w + b, and where it takes a probe."""
-    floats, back = _floats(carry)
-    flat, unravel = ravel_pytree(floats)
-
-    def round_of(w: np.ndarray) -> np.ndarray:
-        after = advance(program, inputs, copied(back(unravel(jnp.asarray(w)))), jnp.int32(1))[0]
-        return np.asarray(ravel_pytree(_floats(after)[0])[0])
-
-    offset = round_of(np.zeros(flat.shape))
-    return np.stack([round_of(unit) - offset for unit in np.eye(flat.size)], axis=1), offset, round_of(probe)
-
-
-def _solve(program: Program, inputs: list[Inputs], carry: Carry, cause: Callable[[], str]) -> FixedPoint:
-    floats, back = _floats(carry)
-    flat, unravel = ravel_pytree(floats)
-    first = np.asarray(flat)
-    probe = np.random.default_rng(0).normal(size=first.shape)
-    maps = [_affine(program, each, carry, probe) for each in inputs]
-    matrix, offset, at_probe = (np.mean(parts, axis=0) for parts in zip(*maps))
-    if not np.allclose(matrix @ probe + offset, at_probe, rtol=1e-8, atol=1e-8):
-        raise InputError(cause())
-    gap = np.eye(len(matrix)) - matrix
-    # A conserved quantity, such as lambda - sum omega_i lambda_i, makes I - T singular: its value at the start decides.
-    left, sizes, _ = np.linalg.svd(gap)
-    conserved = left[:, sizes < 1e-10 * sizes.max()].T
-    system = np.concatenate([gap, conserved])
-    target = np.concatenate([offset, conserved @ first])
-    solution = np.linalg.lstsq(system, target, rcond=None)[0]
-    eigenvalues = np.linalg.eigvals(matrix)
-    moving = eigenvalues[np.abs(eigenvalues - 1) > 1e-7]
-    values = jax.device_get(back(unravel(jnp.asarray(solution))).values())
-    return FixedPoint(values, float(np.abs(moving).max(initial=0.0)))
+    return np.asarray(flat), back

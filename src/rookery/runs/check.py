@@ -19,6 +19,7 @@ from rookery.federation.method import is_method
 from rookery.federation.rates import Decay, Rates
 from rookery.federation.sampling import Bernoulli, Sampling, Weighted, WithReplacement
 from rookery.federation.stages import Stage
+from rookery.memory import free_compiled_programs
 from rookery.problems.base import Problem
 from rookery.problems.exact import (
     JointConsensus,
@@ -30,8 +31,20 @@ from rookery.problems.exact import (
 from rookery.runs.analysis import fixed_point
 from rookery.runs.check_declared import cohorts_agree, draws_and_counts, is_stable
 from rookery.runs.check_runs import RATE, SMALL, checked_run, distance, field_names, flat, with_lr
+from rookery.runs.check_settings import (
+    clients_keep_their_rates,
+    conserves,
+    converges,
+    decays_weights,
+    fields_matter,
+    follows_schedules,
+    fresh_draws,
+    several_steps,
+    stays_in_sets,
+    step_sizes_scale,
+)
 from rookery.runs.check_stage import check_stage
-from rookery.runs.findings import Findings, examined
+from rookery.runs.findings import Finding, Findings, examined
 from rookery.runs.result import Result
 from rookery.runs.run import run
 
@@ -59,23 +72,18 @@ SCHEMES: dict[str, Sampling] = {  # besides the uniform one, which the other che
 
 
 def check(method: Any) -> Findings:
-    """Holds a method to what every method promises, on the problems with known answers that it solves; or a stage of a
-    channel to what every stage does.
+    """Check that a method does what every method promises, or a stage of a channel what every stage promises.
 
-    Of a method: its fixed point against the closed form; that it is stable at small step sizes; that its cohorts
-    give what all clients give, as it declares in `aggregation`; that every round and client draws afresh; its ledger
-    against a run operation by operation; compiled against client by client, under every sampling
-    scheme; schedules; clients in another order; its precision; that other numbers compile nothing; that it goes on from
-    where it stood; and how many exchanges and numbers a round takes. Of a stage: that arrays of several shapes come
-    back, that it draws, loses and is unbiased as it says, the same on all engines, and exact fixed points with packed
-    differences.
+    A method is run on the problems with known answers that it solves. The rows of the table are described on the page
+    "Write your own method". A stage packs and unpacks arrays of several shapes; its declarations (random, unbiased,
+    contracting) are verified, and it runs on all engines.
 
     Args:
-      method: a method, such as `Mine(lr=rk.Rates(0.1))`, or its class, which is then made with `lr=rk.Rates(0.1)`; or a
+      method: Method, such as `Mine(lr=rk.Rates(0.1))`, or its class, which is then made with `lr=rk.Rates(0.1)`; or a
         stage, such as `rk.TopK(0.1)`, or its class.
 
     Returns:
-      `Findings`, true when everything holds; printed, a table.
+      `Findings`: true if everything holds; printed as a table.
     """
     cls = method if isinstance(method, type) else type(method)
     if issubclass(cls, Stage):
@@ -84,12 +92,16 @@ def check(method: Any) -> Findings:
         raise InputError(f"method: {cls.__name__} was given, which is no method; make it one with @rk.method")
     if isinstance(method, type):
         method = method(**({"lr": Rates(RATE)} if "lr" in field_names(method) else {}))
-    found = Findings(cls.__name__)
+    return Findings(cls.__name__, list(findings_of(method)))
+
+
+def findings_of(method: Any) -> Iterator[Finding]:
+    """The findings about a method one by one, as each check ends."""
     clients = ON_A_GRAPH if method.neighbours else CLIENTS
     fitting = {name: make(clients) for name, make in PROBLEMS.items() if fits(method, name)}
     if not fitting:
         raise InputError(
-            f"method: {cls.__name__} solves {method.kinds}; no problem with a known answer is of that kind"
+            f"method: {type(method).__name__} solves {method.kinds}; no problem with a known answer is of that kind."
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AdviceWarning)
@@ -97,10 +109,11 @@ def check(method: Any) -> Findings:
         for number, (name, exact) in enumerate(fitting.items()):
             for what, examine in CHECKS.items():
                 if number == 0 or what in EVERYWHERE:
-                    found.rows.append(examined(what, examine, name, method, exact))
-                    if what == "runs" and not found.rows[-1].holds:
-                        return found
-    return found
+                    finding = examined(what, examine, name, method, exact)
+                    yield finding
+                    free_compiled_programs()
+                    if what == "runs" and not finding.holds:
+                        return
 
 
 def fits(method: Any, name: str) -> bool:
@@ -132,7 +145,7 @@ def rests_at_the_solution(method: Any, exact: Any) -> str:
             )
         except InputError as refused:
             assert "affine" in str(refused), str(refused)
-            return "not looked at: a round of it is no affine map"
+            return "not checked: a round of it is no affine map"
         errors.append(float(np.abs(point.flat("x") - exact.solution()).max()))
     full, coarse, fine = errors
     if full < 1e-8:
@@ -163,7 +176,7 @@ def _same_run(one: Result, other: Result, where: str) -> float:
 def samples_clients(method: Any, exact: Any) -> str:
     """Under every sampling scheme it runs, and is the same compiled and client by client."""
     if method.participation == "all":
-        return "not looked at: it needs all clients"
+        return "not checked: it needs all clients"
     method, worst = with_lr(method, Rates(SMALL)), 0.0
     for name, scheme in SCHEMES.items():
         compiled, eager = (checked_run(method, exact, sampling=scheme, engine=engine) for engine in ("local", "eager"))
@@ -263,6 +276,16 @@ CHECKS: dict[str, Callable[[Any, Any], str]] = {
     "stable": is_stable,
     "cohorts": cohorts_agree,
     "draws and counts": draws_and_counts,
+    "local steps": several_steps,
+    "converges": converges,
+    "conserves": conserves,
+    "step sizes": step_sizes_scale,
+    "fields": fields_matter,
+    "switched schedule": follows_schedules,
+    "rates per client": clients_keep_their_rates,
+    "fresh draws": fresh_draws,
+    "sets": stays_in_sets,
+    "weight decay": decays_weights,
     "engines agree": engines_agree,
     "sampling": samples_clients,
     "schedules": takes_schedules,

@@ -37,3 +37,33 @@ def checked_run(method: Any, exact: Any, **options: Any) -> Result:
 
 def distance(a: Result, b: Result) -> float:
     return max(float(np.abs(flat(a.sequences[name]) - flat(b.sequences[name])).max()) for name in a.sequences)
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherClients:
+    """An exact problem with other clients."""
+
+    exact: Any
+    clients: Any
+
+    @property
+    def problem(self) -> Any:
+        return self.exact.problem
+
+    def start(self, **options: Any) -> Any:
+        return self.exact.start(**options)
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherProblem:
+    """An exact problem with other losses or sets."""
+
+    exact: Any
+    problem: Any
+
+    @property
+    def clients(self) -> Any:
+        return self.exact.clients
+
+    def start(self, **options: Any) -> Any:
+        return self.exact.start(**options)
