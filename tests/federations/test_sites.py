@@ -308,7 +308,7 @@ def liars(monkeypatch, tmp_path, **lies):
 
 
 def test_more_examples_than_memory_are_refused_before_any_row_is_made(monkeypatch, tmp_path):
-    """A site that said 10**9 made every party take 37 GiB."""
+    """A site that said 10**9 made every party take 37 GiB of blank rows; the labels alone would be too many."""
     monkeypatch.setattr("rookery.memory.available", lambda: 2**34)
     monkeypatch.setattr(Outline, "dataset", lambda *given: pytest.fail("rows are made"))
 
@@ -318,7 +318,10 @@ def test_more_examples_than_memory_are_refused_before_any_row_is_made(monkeypatc
         return facts | {"train": 10**9, "squares": [n * 10**9 / facts["train"] for n in facts["squares"]]}
 
     transport, experiment = liars(monkeypatch, tmp_path, facts=lie)
-    with pytest.raises(rk.InputError, match=r"site va: examples: 1000000000 was given; blank rows .* GiB"):
+    with pytest.raises(
+        rk.InputError,
+        match=r"site va: examples: 1000000000 was given; each party.s list of labels and places takes .* GiB",
+    ):
         serve(tmp_path / "server", transport, experiment)
 
 

@@ -9,6 +9,7 @@ import pytest
 from sklearn import metrics as sklearn
 
 import rookery as rk
+from rookery.metric import Metric
 from rookery.tasks.metrics import (
     CHUNK,
     Evaluation,
@@ -89,10 +90,16 @@ def test_many_examples_are_predicted_in_chunks():
     np.testing.assert_allclose(predict(network, params, images[:10]), whole[:10], atol=1e-6)
 
 
+def there(metric: Metric | None) -> Metric:
+    """The metric of a dataset whose rows are all here."""
+    assert metric is not None
+    return metric
+
+
 def test_equal_metrics_have_equal_functions():
     """What is compiled is the function; the examples are given to it."""
     data = rk.data.digits()
-    make = lambda width: on_test(Evaluation(MLP(64, (width,), 10)), data).function
+    make = lambda width: there(on_test(Evaluation(MLP(64, (width,), 10)), data)).function
     assert make(3) == make(3) and hash(make(3)) == hash(make(3)) and make(3) != make(4)
 
 
@@ -101,10 +108,10 @@ def test_the_accuracy_on_training_examples_is_measured_beside_that_on_the_test_s
     network = MLP(64, (), 10)
     evaluation = Evaluation(network, parts=("x",))
     z = Values({"x": network.init(jax.random.key(0))})
-    found, plain = on_both(evaluation, dataset)(z), on_test(evaluation, dataset)(z)
+    found, plain = there(on_both(evaluation, dataset))(z), there(on_test(evaluation, dataset))(z)
     assert {name: float(found[name]) for name in plain} == {name: float(value) for name, value in plain.items()}
     scores = predict(network, z.x, jnp.asarray(dataset.train["input"]))
     expected = np.mean(np.argmax(scores, axis=1) == dataset.train["label"])
     assert float(found["training_accuracy"]) == pytest.approx(float(expected), abs=1e-6)
-    few = on_both(evaluation, dataset, most=100)(z)["training_accuracy"]
+    few = there(on_both(evaluation, dataset, most=100))(z)["training_accuracy"]
     assert float(100 * few) == pytest.approx(round(float(100 * few)), abs=1e-4)  # a share of 100 examples

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rookery.data import formats
+from rookery.data.checked_file import checked_path, is_checked_file, with_checked_column
 from rookery.data.datasets import Dataset, breast_cancer, digits, heart, standardising, wine
 from rookery.data.download import ChecksumError, DownloadError, checksum_of, fetch
 from rookery.data.inputs import Scale
@@ -346,10 +347,19 @@ def _load_table(name: str, options: TableOptions) -> Dataset:
     if place.is_dir():
         if column:
             raise InputError(f"data: {name!r} was given; a column is named of one file, and {path!r} is a folder")
-        return _load(_TableReader(options), tuple(sorted(place.glob("*.csv"))) or (place,))
+        return _load(_reader(options), tuple(sorted(place.glob("*.csv"))) or (place,))
     if not place.is_file():
         raise InputError(f"data: {name!r} was given; csv:FOLDER, a csv file per client, or csv:FILE#COLUMN is needed")
-    return _load(_TableReader(options, column or None), (place,))
+    return _load(_reader(options, column or None), (place,))
+
+
+def _reader(options: TableOptions, column: str | None = None) -> _TableReader:
+    """The reader of tables, with the file of checked records where the options name one."""
+    if not is_checked_file(options.checked):
+        return _TableReader(options, column)
+    options.refuse_checked_file_with_schema()
+    path = checked_path(options.checked)
+    return _TableReader(options, column, path, (path.stat().st_mtime_ns, path.stat().st_size))
 
 
 @dataclass(frozen=True)
@@ -358,13 +368,19 @@ class _TableReader:
 
     options: TableOptions
     column: str | None = None
+    checked_file: Path | None = None
+    stamp: tuple[int, int] | None = None  # of this file: another one is read anew
 
     def __call__(self, *paths: Path) -> Dataset:
         if paths[0].is_dir():
             raise InputError(f"data: {str(paths[0])!r} holds no csv file; one per client is needed")
         single, column = len(paths) == 1, self.column
-        tables: Any = {path.stem: read_csv(path) for path in paths}
-        records = read_tables(tables[paths[0].stem] if column else tables, column, self.options)
+        tables: Any = {path.stem: read_csv(path) for path in paths if path != self.checked_file}
+        options = self.options
+        if self.checked_file is not None:
+            tables, checked = with_checked_column(tables, str(self.checked_file))
+            options = replace(options, checked=checked)
+        records = read_tables(tables[paths[0].stem] if column else tables, column, options)
         name = paths[0].stem if single else paths[0].parent.name
         return _of_records(name, records, bool(column) or not single, self.options.standardise)
 

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from rookery.data.levels import BOTH, Level, Split
+from rookery.data.absent import Absent, absent
+from rookery.data.levels import ABSENT, BOTH, Level, Split, row_of
 from rookery.data.parts import check_fraction, hold_out
 from rookery.data.scaling import Standardise, check_standardise, mean_and_std, scaled_by_own
 from rookery.data.schema import read_schema, reading_of
@@ -77,7 +78,7 @@ class Clients:
     @property
     def streamed(self) -> bool:
         """Whether only a cohort's examples can be on a device: they are not in memory, or too many for its indices."""
-        examples = [int(np.sum(level.size, dtype=np.int64)) for level in self.levels.values()]
+        examples = [len(jax.tree.leaves(level.rows)[0]) for level in self.levels.values() if self.source is None]
         return self.source is not None or max(examples) >= 2**31
 
     def own_test(self, index: int) -> Tree:
@@ -120,8 +121,10 @@ class Clients:
 
 def _own(level: Level, index: int) -> Tree:
     """One client's rows of a level."""
-    start = int(level.offset[index])
-    return jax.tree.map(lambda rows: rows[start : start + int(level.size[index])], level.rows)
+    start, size = int(level.offset[index]), int(level.size[index])
+    if start == ABSENT:
+        return jax.tree.map(lambda rows: absent((size, *rows.shape[1:]), rows.dtype), level.rows)
+    return jax.tree.map(lambda rows: rows[start : start + size], level.rows)
 
 
 def federate(
@@ -352,14 +355,15 @@ def _name(names: tuple[str, ...], index: int) -> str:
 
 
 def _flatten(clients: list[Tree], what: str, names: tuple[str, ...] = ()) -> Level:
-    """Concatenates the clients' leaves, after checking that they are of one kind."""
+    """Concatenate the clients' leaves, after checking that they are alike; rows at another party are left out."""
     structure = jax.tree.structure(clients[0])
     if structure.num_leaves == 0:
         raise InputError(f"{what}: client {_name(names, 0)} holds no arrays; give each client a pytree of arrays")
     columns: list[list[np.ndarray]] = [[] for _ in range(structure.num_leaves)]
-    sizes = []
+    sizes, here = [], []
     for place, client in enumerate(clients):
         given, own = jax.tree.flatten(client)
+        here.append(not any(isinstance(leaf, Absent) for leaf in given))
         leaves = [np.asarray(leaf) for leaf in given]
         if own != structure or not _alike(leaves, columns):
             raise InputError(f"{what}: client {_name(names, place)} {_fault(leaves, own, columns, structure, names)}")
@@ -367,15 +371,18 @@ def _flatten(clients: list[Tree], what: str, names: tuple[str, ...] = ()) -> Lev
             column.append(leaf)
         sizes.append(len(leaves[0]))
     size = np.asarray(sizes, np.int32)
-    offset = np.cumsum(size, dtype=np.int64) - size
-    if offset[-1] + size[-1] < 2**31:  # else no device has a place for them, see `Clients.streamed`
+    held = np.where(here, size, 0)
+    ends = np.cumsum(held, dtype=np.int64)
+    offset = np.where(here, ends - held, ABSENT)
+    if ends[-1] < 2**31:  # else no device has a place for them, see `Clients.streamed`
         offset = offset.astype(np.int32)
-    rows = [_joined(column) for column in columns]
+    # Without any rows here one row of zeros still shows their shape.
+    rows = [_joined([own for own, there in zip(column, here) if there] or [column[0][:1]]) for column in columns]
     for leaf in rows:
         if leaf.dtype.kind in "fc" and not np.isfinite(leaf).all():
             row, *rest = np.argwhere(~np.isfinite(leaf))[0]
-            place = int(np.searchsorted(offset, row, side="right")) - 1
-            where = f"row {row - offset[place]}" + (f", column {rest[0]}" if rest else "")
+            place, number = row_of(Level(rows, offset, size), int(row))
+            where = f"row {number}" + (f", column {rest[0]}" if rest else "")
             raise InputError(
                 f"{what}: client {_name(names, place)} has a value that is NaN or infinite, in {where}; all must be "
                 "finite"

@@ -28,7 +28,8 @@ class TableOptions:
       standardise: How inputs are scaled: "pooled" (mean and standard deviation of all training examples), "client" (of
         each client's own), "robust" (each client's own median and interquartile range, clipped) or "none".
       schema: What every table must hold. It gives label, inputs, categories, classes and checked.
-      checked: Column of 0 and 1 that says whose label was checked; examples have it as "checked".
+      checked: Column of 0 and 1 that says which labels were checked, or a csv file that names these records (a path
+        that ends in .csv); examples have it as "checked".
     """
 
     label: str = ""
@@ -45,6 +46,14 @@ class TableOptions:
     def checked_name(self) -> str:
         """The column that says whose label was checked; empty: there is none."""
         return self.checked or (self.schema.checked if self.schema is not None else "")
+
+    def refuse_checked_file_with_schema(self) -> None:
+        """Refuses a file of checked records beside a schema, which says what every table holds."""
+        if self.schema is not None:
+            raise InputError(
+                f"checked: {self.checked!r} was given with a schema; give the tables a column of 0 and 1 instead, and "
+                "name it in the schema."
+            )
 
     def refuse_for(self, name: str, allowed: Sequence[str] = ()) -> None:
         """Refuses options that were set for data that is no table of one's own, but for the allowed ones."""

@@ -1,8 +1,8 @@
 """What a site holds, and what all of a federation may know of it. Imports only errors and data.
 
-A party of a federation has its own rows, or, at the server, none. Both make the same federation of it: the `Outline`
-says who there is, how many examples each has, which columns and classes; what is not one's own is blank. So tasks,
-checks and programs are the same everywhere, and a party's own rows never leave it.
+A site has its own rows, the server has none, and both build the same federation. The `Outline` says which sites there
+are, how many examples each has, and which columns and classes. Rows of other parties are `Absent`. So tasks, checks and
+programs are the same everywhere, and no party allocates the rows of another.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Any, get_args
 
 import numpy as np
 
+from rookery.data.absent import PartyRows
 from rookery.data.catalogue import DATASETS, HELD_OUT, TABLE, load_with
+from rookery.data.checked_file import is_checked_file, with_checked_column
 from rookery.data.datasets import Dataset
 from rookery.data.inputs import Scale
 from rookery.data.own_tables import TableOptions, choose_label, read_tables
@@ -28,6 +30,7 @@ from rookery.errors import InputError, failing, unknown
 MOST = 10**9  # examples of a site at most
 MOST_COLUMNS, MOST_CLASSES, LONGEST = 10**5, 10**4, 1000  # the last: characters of a column's or a class's name
 LARGEST = float(np.finfo(np.float32).max)  # of an input
+BYTES_A_ROW = 150  # for each example of another party: labels, owners, places and weights, while a task is built
 APART = 1000.0  # standard deviations of the others' that a site's mean, or its own deviation, may be away from theirs
 
 
@@ -104,9 +107,15 @@ def read_holding(source: str, options: TableOptions | None = None) -> Holding:
 
 def _of_table(table: Any, source: str, options: TableOptions) -> Holding:
     """The holding in a table; a fifth of each class is held out, as every site does with its own."""
+    if is_checked_file(options.checked):
+        options.refuse_checked_file_with_schema()
     if (schema := options.schema) is not None:
         schema.check(table, options.missing)
         return _held(read_tables({"0": table}, None, options), schema.classes, source, options)
+    if is_checked_file(options.checked):
+        named = Path(source).stem if source.lower().endswith(".csv") else ""
+        tables, column = with_checked_column({named or "table": table}, options.checked, own=named)
+        table, options = tables[named or "table"], dataclasses.replace(options, checked=column)
     label = choose_label([name for name in columns_of(table) if name != options.checked], options.label)
     cells = [plain(value) for value in np.asarray(table[label]).tolist()]
     values = sorted({value for value in cells if not is_empty(value)}, key=lambda v: (str(type(v)), v))
@@ -197,9 +206,9 @@ class Outline:
         return self.names[int(np.argmax(self.train))]
 
     @property
-    def blank_bytes(self) -> int:
-        """The bytes of the blank rows that every party has in the place of the others'."""
-        return (sum(self.train) + sum(self.test)) * 4 * (len(self.columns) + 1)
+    def labels_bytes(self) -> int:
+        """The bytes that a party needs for labels, owners and places of all sites' examples, whose rows are absent."""
+        return (sum(self.train) + sum(self.test)) * BYTES_A_ROW
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -219,11 +228,18 @@ class Outline:
             raise InputError("outline: it does not say who there is and how much each has") from None
 
     def dataset(self, name: str, own: Mapping[str, Holding] | None = None) -> Dataset:
-        """The dataset of all sites, blank but for one's own rows."""
+        """The dataset of all sites with the rows of one of them; `own` is None at the server, which holds no rows."""
+        if own is not None and len(own) != 1:
+            raise InputError(f"outline: a party holds the rows of one site; got {len(own)} sites")
+        site = None if own is None else next(iter(own))
         parts = {}
         for part, sizes in (("train", self.train), ("test", self.test)):
-            rows = [self._rows(site, size, part, (own or {}).get(site)) for site, size in zip(self.names, sizes)]
-            parts[part] = {key: np.concatenate([each[key] for each in rows]) for key in rows[0]}
+            number = 0 if site is None else self.names.index(site)
+            rows = self._no_rows() if own is None or site is None else self._rows(site, sizes[number], part, own[site])
+            begin, total = sum(sizes[:number]), sum(sizes)
+            all_rows = {key: PartyRows(array, begin, total) for key, array in rows.items()}
+            # Labels take little memory, and tasks compute with them.
+            parts[part] = {key: each if key == "input" else np.asarray(each) for key, each in all_rows.items()}
         owner = lambda sizes: np.repeat(np.arange(len(self.names)), sizes)
         return Dataset(
             name,
@@ -240,10 +256,11 @@ class Outline:
             self.scaling[0],
         )
 
-    def _rows(self, site: str, size: int, part: str, own: Holding | None) -> Mapping[str, np.ndarray]:
-        if own is None:
-            blank = {"input": np.zeros((size, len(self.columns)), np.float32), "label": np.zeros(size, np.int32)}
-            return blank | {"checked": np.zeros(size, np.int32)} if self.checked[0] else blank
+    def _no_rows(self) -> dict[str, np.ndarray]:
+        labels = {"label": np.zeros(0, np.int32)} | ({"checked": np.zeros(0, np.int32)} if self.checked[0] else {})
+        return {"input": np.zeros((0, len(self.columns)), np.float32), **labels}
+
+    def _rows(self, site: str, size: int, part: str, own: Holding) -> dict[str, np.ndarray]:
         rows = getattr(own, part)
         if (
             len(rows["label"]) != size

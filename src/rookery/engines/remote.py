@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import jax
 import numpy as np
 
-from rookery.data.batches import Shard
 from rookery.data.federated import Level, cast
 from rookery.engines.base import NO_RECORDS, Carry, PreparedRun
 from rookery.engines.messaging import MessageSession, Note, OnFailure, ignore, stacked
 from rookery.engines.transport import Seat, Transport
-from rookery.engines.worker import own_shard
+from rookery.engines.worker import shard_shapes
 from rookery.federation.client import Record
 from rookery.federation.evaluation import TEST, ClientMetrics, metric_names
 from rookery.federation.ledger import Ledger
@@ -55,8 +53,7 @@ class RemoteSession(MessageSession):
 
     def __init__(self, engine: Remote, prepared: PreparedRun, ledger: Ledger):
         self._engine, self._prepared = engine, prepared
-        examples: Shard = own_shard(prepared.inputs.levels, 0)
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), examples)
+        shapes = shard_shapes(prepared.inputs.levels)
         self._record: Record = prepared.record
         super().__init__(
             prepared,

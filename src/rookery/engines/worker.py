@@ -20,6 +20,7 @@ import numpy as np
 
 from rookery.data.batches import Shard
 from rookery.data.federated import Level
+from rookery.data.levels import ABSENT
 from rookery.engines.base import non_finite_record
 from rookery.engines.versions import BEGINNING, Attempt, Owner, Version, Versions
 from rookery.errors import MessageError
@@ -61,14 +62,23 @@ def compiled_answer(config, phase, update, program, shard, call, record, message
 
 
 def own_shard(levels: Mapping[str, Level], index: int) -> Shard:
-    """One client's rows, repeated up to the size of the largest client so that clients share a compiled phase."""
+    """One client's rows, repeated up to the size of the largest client here so that clients share a compiled phase."""
 
     def own(level: Level) -> Level:
         start, size = int(level.offset[index]), int(level.size[index])
-        rows = start + np.arange(int(np.max(level.size))) % size
+        if start == ABSENT:
+            raise MessageError(f"client {index}: its rows are at another party")
+        rows = start + np.arange(int(np.max(level.size[np.asarray(level.offset) != ABSENT]))) % size
         return Level(jax.tree.map(lambda leaf: np.asarray(leaf)[rows], level.rows), np.int32(0), np.int32(size))
 
     return Shard({name: own(level) for name, level in levels.items()})
+
+
+def shard_shapes(levels: Mapping[str, Level]) -> Shard:
+    """The shapes and types of a client's rows, of which there may be none here."""
+    shape = lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype)
+    number = jax.ShapeDtypeStruct((), np.int32)
+    return Shard({name: Level(jax.tree.map(shape, level.rows), number, number) for name, level in levels.items()})
 
 
 class Worker:

@@ -50,7 +50,6 @@ from rookery.runs.table import Table
 from rookery.tasks.base import Assembly
 
 FEDERATION, MISSING = "federation", "missing.csv"
-COPIES = 3  # of the blank rows in the place of others' examples, while a task is put together
 DOMINANT = 10  # times the examples of all others that one site has, from which on the server says so
 
 Say = Callable[[str], Any]
@@ -290,8 +289,8 @@ class _Server:
         self.digests = {name: checksum(json.dumps(said, sort_keys=True).encode()) for name, said in facts.items()}
         outline = Outline.of(facts)
         name, count = outline.largest, max(outline.train)
-        what = f"blank rows in the place of all sites' examples, {COPIES} copies at each party,"
-        check_fits(f"site {name}: examples", count, what, COPIES * outline.blank_bytes)
+        what = "each party's list of labels and places"
+        check_fits(f"site {name}: examples", count, what, outline.labels_bytes)
         if len(outline.names) > 1 and count > DOMINANT * (sum(outline.train) - count):
             self.say(f"site {name} says that it has {count} of {sum(outline.train)} examples, and weighs as much")
         return outline

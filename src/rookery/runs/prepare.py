@@ -15,6 +15,7 @@ from jax.tree_util import DictKey
 
 from rookery.data.batches import FULL_BATCH_CHUNK
 from rookery.data.federated import BOTH, Clients, Split, cast, example_shape
+from rookery.data.levels import row_of
 from rookery.engines.base import Carry, Inputs, PreparedRun, initial_carry
 from rookery.engines.local import Program
 from rookery.errors import AdviceWarning, InputError, failing, unknown
@@ -209,10 +210,8 @@ def _check_examples(problem: Problem, clients: Clients, config: ProgramConfig) -
         found = None if fault is None or clients.source is not None else fault(level.rows)
         if found is not None:
             row, sentence = found
-            client = int(np.searchsorted(level.offset, row, side="right")) - 1
-            raise InputError(
-                f"data: client {clients.names[client]!r}, row {row - int(level.offset[client])}: {sentence}"
-            )
+            client, number = row_of(level, row)
+            raise InputError(f"data: client {clients.names[client]!r}, row {number}: {sentence}")
 
 
 def _plan(clients: Clients, sampling: Sampling, problem: Problem, config: ProgramConfig) -> Plan:

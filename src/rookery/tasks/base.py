@@ -162,7 +162,8 @@ class OnData:
     """Schema of the csv files (rookery schema writes one). It has label, inputs, categories and classes, and every file
     must keep its rules."""
     checked: str = ""
-    """Column of a csv file, of 0 and 1, that says whose label was checked; it is no input."""
+    """Column of a csv file, of 0 and 1, that says which labels were checked (it is no input); or a csv file that names
+    these records by site and row."""
 
     @property
     def table(self) -> TableOptions:

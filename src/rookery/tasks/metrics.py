@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery.data.absent import PartyRows
 from rookery.data.datasets import Dataset
 from rookery.data.federated import Clients
+from rookery.data.levels import ABSENT
 from rookery.metric import Metric
 from rookery.tasks.models import Network, cross_entropy
 from rookery.vectors import Values
@@ -66,12 +68,17 @@ def over_clients(accuracies: jax.Array) -> dict[str, jax.Array]:
 
 
 def label_mix(clients: Clients, classes: int) -> np.ndarray:
-    """The part that each class has in each client's examples, both levels together: (clients, classes), float32."""
+    """The share of each class in each client's examples, both levels together: (clients, classes), float32.
+
+    Clients whose rows are at another party have shares of 0.
+    """
     counts = np.zeros((clients.population, classes))
     for level in clients.levels.values():
-        owner = np.repeat(np.arange(clients.population), level.size)
-        np.add.at(counts, (owner, level.rows["label"]), 1)
-    return (counts / counts.sum(axis=1, keepdims=True)).astype(np.float32)
+        here = np.asarray(level.offset) != ABSENT
+        if here.any():
+            owner = np.repeat(np.flatnonzero(here), np.asarray(level.size)[here])
+            np.add.at(counts, (owner, level.rows["label"]), 1)
+    return (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -115,8 +122,10 @@ class OnOwn:
         return {"accuracy": jnp.argmax(scores) == e["label"], "loss": cross_entropy(scores, e["label"])}
 
 
-def on_test(function: Callable[..., dict[str, jax.Array]], dataset: Dataset, **arrays: Any) -> Metric:
-    """A metric on a dataset's test examples, given to it as `images` and `labels`."""
+def on_test(function: Callable[..., dict[str, jax.Array]], dataset: Dataset, **arrays: Any) -> Metric | None:
+    """A metric on a dataset's test examples, given as `images` and `labels`; None if they are at several sites."""
+    if isinstance(dataset.test["input"], PartyRows):
+        return None
     return Metric(function, images=dataset.test["input"], labels=dataset.test["label"], **arrays)
 
 
@@ -132,8 +141,10 @@ class WithTraining:
         return self.function(z, images, labels) | {"training_accuracy": self.function(z, seen, seen_labels)["accuracy"]}
 
 
-def on_both(function: Callable[..., dict[str, jax.Array]], dataset: Dataset, most: int = 10_000) -> Metric:
-    """A metric on a dataset's test examples, and its accuracy on training examples, up to a largest number of them."""
+def on_both(function: Callable[..., dict[str, jax.Array]], dataset: Dataset, most: int = 10_000) -> Metric | None:
+    """A metric on a dataset's test examples, and its accuracy on at most `most` training examples; None as above."""
+    if isinstance(dataset.test["input"], PartyRows):
+        return None
     total = len(dataset.train["label"])
     rows = np.sort(np.random.default_rng(0).permutation(total)[:most])
     seen = {"seen": dataset.train["input"][rows], "seen_labels": dataset.train["label"][rows]}

@@ -80,7 +80,8 @@ class Trust(Nested):
     """nested: trust is learnt, and a model is chosen; records: each record has a logit too, which stays at its site;
     plain, checked, oracle: that model alone."""
     checked: str = ""
-    """Column that says which records' labels were checked (1) or not (0); own data needs it."""
+    """Column that says which records' labels were checked (1) or not (0), or a csv file that names these records by
+    site and row; own data needs one of them."""
     checked_part: float = 0.2
     """Without such a column, in built-in data: part of each site's records that is drawn as checked."""
     held_out: float = 0.3
@@ -93,6 +94,8 @@ class Trust(Nested):
     """next: wrong labels are the class that follows; random: any class, uniformly, the right one among them."""
     prior: float = 0.0003
     """Weight of (logit - 1)^2 / 2 of each site in the upper loss, and of logit^2 / 2 of each record."""
+    budget: float = 0.1
+    """Form records: the part of a site's records whose logits may leave the site's. It bounds the sum of all moves."""
     ridge: float = 0.01
     """Weight of |y|^2 / 2 in the lower loss."""
 
@@ -155,6 +158,7 @@ class Trust(Nested):
             checked_part=(0 < self.checked_part < 1, "a number strictly between 0 and 1"),
             held_out=(0 < self.held_out < 1, "a number strictly between 0 and 1"),
             prior=(self.prior >= 0, "a number from 0"),
+            budget=(0 < self.budget <= 1, "a number above 0 and at most 1"),
             ridge=(self.ridge > 0, "a positive number"),
         )
         network = find_network("mlp", dataset, (), ("mlp",))
@@ -294,10 +298,11 @@ def _records(network: Network, task: Trust, wrong: list[Any], records: list[Any]
             **{name: own[name][:, models] for name in ("fixed", "trusted")},
             "row": np.arange(own["label"].size, dtype=np.int32),
             "gain": np.full(own["label"].size, own["label"].size ** 0.5, np.float32),
+            "budget": np.full(own["label"].size, task.budget * own["label"].size, np.float32),
         }
         for own in records
     ]
-    rows = {name: np.concatenate([own[name] for own in data]) for name in ("site", "row", "gain")}
+    rows = {name: np.concatenate([own[name] for own in data]) for name in ("site", "row", "gain", "budget")}
     where = np.concatenate(wrong)
     return Assembly(
         problem=task.bilevel(
@@ -318,8 +323,8 @@ def found_sites(z: Values, site: jax.Array, wrong: jax.Array) -> dict[str, jax.A
 
 
 def found_records(
-    z: Values, site: jax.Array, row: jax.Array, gain: jax.Array, wrong: jax.Array
+    z: Values, site: jax.Array, row: jax.Array, gain: jax.Array, budget: jax.Array, wrong: jax.Array
 ) -> dict[str, jax.Array]:
     """The same where records have logits of their own."""
-    own = jax.tree.map(lambda leaf: leaf[site], z.x)
-    return {"auc": auc(-jax.vmap(lambda x, r, g: trust_of(x, {"row": r, "gain": g}))(own, row, gain), wrong)}
+    trust = lambda i, **own: trust_of(jax.tree.map(lambda leaf: leaf[i], z.x), own)
+    return {"auc": auc(-jax.vmap(lambda i, r, g, b: trust(i, row=r, gain=g, budget=b))(site, row, gain, budget), wrong)}

@@ -24,7 +24,8 @@ def checked_in(dataset: Dataset, column: str, own: str | None) -> tuple[Dataset,
         if own:
             raise InputError(
                 f"task.checked: none was given, and {own!r} is own data; add a column that is 1 where a "
-                "record's label was checked and 0 elsewhere, and name it: --task.checked COLUMN"
+                "record's label was checked and 0 elsewhere, and name it: --task.checked COLUMN; or list these records "
+                "in a file: --task.checked FILE.csv"
             )
         return dataset, {}
     if column not in dataset.columns:

@@ -28,14 +28,25 @@ CANDIDATES = ("plain", "checked", "trusted")
 MODELS = ("probe", *(f"{name} without held-out" for name in CANDIDATES), *CANDIDATES)
 ORACLE = "oracle"
 START = 1.0  # a site's logit before anything is learnt: a trust of 0.73
+DISTRUST = 4.0  # by which the logit of a record has to fall for a trust of 0.05 in a site of trust 0.73
 TRACKING = 0.01  # weight of the terms of the upper loss that average the held-out losses over about 10 rounds
 
 
 def trust_of(x: Any, e: Any) -> jax.Array:
     """The trust in a record: that in its site, or that in both where records have logits of their own."""
     if "record" in x:
-        return jax.nn.sigmoid(x["site"] + e["gain"] * x["record"][e["row"]])
+        return jax.nn.sigmoid(x["site"] + e["gain"] * within_budget(x["record"], e) * x["record"][e["row"]])
     return jax.nn.sigmoid(x["site"][e["site"]])
+
+
+def within_budget(record: jax.Array, e: Any) -> jax.Array:
+    """The factor, at most 1, with which the record logits of a site move by no more than its budget in all.
+
+    The budget is the number of records whose logit may move by `DISTRUST`; sqrt(n) record_k is the logit of record k.
+    """
+    moved = jnp.sum(jnp.abs(record)) * e["gain"]
+    most = e["budget"] * DISTRUST
+    return jnp.where(moved > most, most / jnp.where(moved > most, moved, 1.0), 1.0)
 
 
 @dataclass(frozen=True)
