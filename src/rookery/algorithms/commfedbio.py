@@ -84,6 +84,7 @@ class CommFedBiO:
     kinds = ("bilevel",)
     scopes = ("shared",)
     aggregation = "biased"  # exchanges of a round build on one another
+    local_bias = "equal"  # unequal lower steps reweigh the lower level alone
 
     @staticmethod
     def channel(fraction: float = 0.1) -> Per:

@@ -77,7 +77,7 @@ _DEFAULTS = {
     "adds_up": False,  # whether its server adds replies up over rounds, so that each of them has to be whole in the end
     "biased": False,  # whether it may come to rest off the solution, however small its steps
     "stable": None,  # the kinds of problem on which it is stable at small steps; None: every kind that it solves
-    "local_bias": None,  # of its fixed point with several local steps: "none", "vanishing" with lr, or "reweighted"
+    "local_bias": None,  # of its fixed point with several local steps: "none", "vanishing", "reweighted" or "equal"
     "aggregation": "unbiased",  # the mean over cohorts is the round of all clients; or a "ratio" of sums, or "biased"
 }
 
