@@ -109,7 +109,7 @@ _HEARERS: list[Callable[[Oracles, jax.Array], None]] = []
 
 @contextmanager
 def hearing_draws(hear: Callable[[Oracles, jax.Array], None]) -> Iterator[None]:
-    """Inside the block, `hear(client, key)` is called for every fresh sample that a phase draws while Python runs."""
+    """Inside the block, call `hear(client, key)` for every fresh sample that a phase draws with a concrete key."""
     _HEARERS.append(hear)
     try:
         yield
@@ -147,7 +147,7 @@ class Oracles:
         index: dict[str, Index] = {}
         keys: dict[str, jax.Array] = {}
         draws: dict[str, Draw] = {}
-        for hear in () if again else _HEARERS:
+        for hear in () if again or isinstance(key, jax.core.Tracer) else _HEARERS:
             hear(self, key)
         for number, (name, level) in enumerate(self._problem.draws.items()):
             if only not in (None, level):

@@ -128,9 +128,14 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
+def verifies() -> bool:
+    """Whether every run traces its program again, to compare it with the one that JAX has."""
+    return os.environ.get(VERIFY) == "1"
+
+
 def verify(program: Callable[[], str]) -> None:
     """Trace a program again and compare it with the one that JAX has. For tests; set ROOKERY_VERIFY_PROGRAMS to 1."""
-    if os.environ.get(VERIFY) != "1":
+    if not verifies():
         return
     used = program()
     with _context(f"verified {next(_numbers)}"):
