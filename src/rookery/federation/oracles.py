@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from rookery.data.batches import Batch, Part, Shard
 from rookery.data.federated import TRAINING, Augment
@@ -147,7 +148,7 @@ class Oracles:
         index: dict[str, Index] = {}
         keys: dict[str, jax.Array] = {}
         draws: dict[str, Draw] = {}
-        for hear in () if again or isinstance(key, jax.core.Tracer) else _HEARERS:
+        for hear in () if again or isinstance(key, Tracer) else _HEARERS:
             hear(self, key)
         for number, (name, level) in enumerate(self._problem.draws.items()):
             if only not in (None, level):
