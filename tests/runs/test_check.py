@@ -14,6 +14,7 @@ import rookery as rk
 from rookery.algorithms.registry import METHODS
 from rookery.cli import main
 from rookery.runs.check import CHECKS, CLIENTS, ON_A_GRAPH, PROBLEMS, fits
+from rookery.runs.check_settings import same_runs_as
 from rookery.runs.check_stage import ON_ARRAYS
 from rookery.runs.findings import examined
 
@@ -229,6 +230,44 @@ def test_findings_name_what_does_not_hold():
     findings = rk.check(Ascent)
     assert not findings and "stable" in {row.what for row in findings.failed}
     assert "do not hold" in str(findings)
+
+
+@rk.method
+class HalfSteps(Base):
+    """FedAvg whose server goes half as far: nothing is wrong with it but that it is another method."""
+
+    lr: rk.Rates
+    local_steps: rk.Steps = 1
+
+    def round(self, state, cohort):
+        return state.next(z=cohort.project(state.z + 0.5 * cohort.mean("steps", state.z)))
+
+    def steps(self, client, z):
+        return rk.descend(client, z, client.at(self.lr), self.local_steps).moved
+
+
+@rk.method
+class PlainFedAvg(Base):
+    lr: rk.Rates
+    local_steps: rk.Steps = 1
+
+    def steps(self, client, z):
+        return rk.descend(client, z, client.at(self.lr), self.local_steps).moved
+
+
+@pytest.mark.parametrize(("cls", "holds"), [(HalfSteps, False), (PlainFedAvg, True)])
+def test_a_method_is_compared_with_one_that_must_give_the_same_runs(cls, holds):
+    like = same_runs_as(rk.FedAvg(lr=rk.Rates(0.1)))
+    finding = examined("like", like, "single", cls(lr=rk.Rates(0.1)), PROBLEMS["single"](CLIENTS))
+    assert finding.holds is holds, finding.seen
+    assert ("defaults, local steps, lr, local_steps" if holds else "defaults: runs are") in finding.seen
+
+
+def test_like_must_be_a_method():
+    with pytest.raises(rk.InputError, match=r"like must be a method or None; got int\."):
+        rk.check(PlainFedAvg, like=3)
+    with pytest.raises(rk.InputError, match=r"like must be None for a stage"):
+        rk.check(rk.TopK(0.1), like=rk.FedAvg)
 
 
 class Steps(Base):
@@ -491,8 +530,9 @@ def test_the_command_checks_a_file(tmp_path, capsys):
     text += "    def round(self, state, cohort):\n        return state.next(z=cohort.project(state.z + cohort.mean('steps', state.z)))\n\n"
     text += "    def steps(self, client, z):\n        return rk.descend(client, z, client.at(self.lr), 1).moved\n"
     (tmp_path / "mine.py").write_text(text)
-    assert main(["check", f"{tmp_path / 'mine.py'}:Mine"]) == 0
-    assert "Mine: everything holds" in capsys.readouterr().out
+    assert main(["check", f"{tmp_path / 'mine.py'}:Mine", "--like", "fedavg"]) == 0
+    said = capsys.readouterr().out
+    assert "Mine: everything holds" in said and "like FedAvg" in said
     (tmp_path / "mine.py").write_text(text.replace("return state.next(z", "state.next(z"))
     assert main(["check", f"{tmp_path / 'mine.py'}:Mine"]) == 1
     assert main(["check"]) == 2

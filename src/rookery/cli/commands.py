@@ -479,13 +479,25 @@ def queue(arguments: list[str], console: Console) -> int:
     return run_queue(arguments)
 
 
+@dataclasses.dataclass(frozen=True)
+class CheckOptions:
+    """What a method is compared with."""
+
+    like: str = ""
+    """Method that must give the same runs, such as simfbo, or FILE.py:CLASS."""
+
+
 def check(arguments: list[str], console: Console) -> int:
-    """`rookery check FILE.py:CLASS`."""
-    if len(arguments) != 1 or arguments[0].startswith("-"):
+    """`rookery check FILE.py:CLASS [--like METHOD]`."""
+    words = leading_words(arguments)
+    if len(words) != 1:
         raise InputError("check: one method, or stage, is needed, as in: rookery check my_method.py:Mine")
-    own = load_class(arguments[0], "method") if file_and_class(arguments[0]) is not None else None
+    form = make_form(run=CheckOptions)
+    options: CheckOptions = fill(form, arguments[1:], "rookery check FILE.py:CLASS", "Check a method or a stage.").run
+    own = load_class(words[0], "method") if file_and_class(words[0]) is not None else None
     is_stage = isinstance(own, type) and issubclass(own, Stage)
-    findings = check_method(own if is_stage else find_method(arguments[0]).method)
+    like = find_method(options.like).method if options.like else None
+    findings = check_method(own if is_stage else find_method(words[0]).method, like=like)
     console.print(str(findings), markup=False, soft_wrap=True)
     return 0 if findings else 1
 

@@ -39,6 +39,7 @@ from rookery.runs.check_settings import (
     fields_matter,
     follows_schedules,
     fresh_draws,
+    same_runs_as,
     several_steps,
     stays_in_sets,
     step_sizes_scale,
@@ -72,7 +73,7 @@ SCHEMES: dict[str, Sampling] = {  # besides the uniform one, which the other che
 }
 
 
-def check(method: Any) -> Findings:
+def check(method: Any, like: Any = None) -> Findings:
     """Check that a method does what every method promises, or a stage of a channel what every stage promises.
 
     A method is run on the problems with known answers that it solves. The rows of the table are described on the page
@@ -82,21 +83,34 @@ def check(method: Any) -> Findings:
     Args:
       method: Method, such as `Mine(lr=rk.Rates(0.1))`, or its class, which is then made with `lr=rk.Rates(0.1)`; or a
         stage, such as `rk.TopK(0.1)`, or its class.
+      like: Method, or its class, that must give the same runs, such as the library's version of a method that you wrote
+        yourself; None: there is none.
 
     Returns:
       `Findings`: true if everything holds; printed as a table.
     """
     cls = method if isinstance(method, type) else type(method)
     if issubclass(cls, Stage):
+        if like is not None:
+            raise InputError("like must be None for a stage; only methods are compared.")
         return check_stage(method() if isinstance(method, type) else method)
     if not is_method(cls):
         raise InputError(f"method: {cls.__name__} was given, which is no method; make it one with @rk.method")
-    if isinstance(method, type):
-        method = method(**({"lr": Rates(RATE)} if "lr" in field_names(method) else {}))
-    return Findings(cls.__name__, list(findings_of(method)))
+    other = like if like is None or isinstance(like, type) else type(like)
+    if other is not None and not is_method(other):
+        raise InputError(f"like must be a method or None; got {other.__name__}.")
+    method, like = (_made(each) for each in (method, like))
+    return Findings(cls.__name__, list(findings_of(method, like)))
 
 
-def findings_of(method: Any) -> Iterator[Finding]:
+def _made(method: Any) -> Any:
+    """A method from its class, with a step size; an instance as it is."""
+    if not isinstance(method, type):
+        return method
+    return method(**({"lr": Rates(RATE)} if "lr" in field_names(method) else {}))
+
+
+def findings_of(method: Any, like: Any = None) -> Iterator[Finding]:
     """The findings about a method one by one, as each check ends."""
     clients = ON_A_GRAPH if method.neighbours else CLIENTS
     fitting = {name: make(clients) for name, make in PROBLEMS.items() if fits(method, name)}
@@ -115,6 +129,8 @@ def findings_of(method: Any) -> Iterator[Finding]:
                     free_compiled_programs()
                     if what == "runs" and not finding.holds:
                         return
+            if like is not None:
+                yield examined(f"like {type(like).__name__}", same_runs_as(like), name, method, exact)
 
 
 def fits(method: Any, name: str) -> bool:

@@ -6,7 +6,7 @@ Each check takes a method and an exact problem, and fails by AssertionError. Imp
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -218,6 +218,41 @@ def _others(method: Any) -> Iterator[tuple[str, Any]]:
             yield name, dataclasses.replace(method, **{name: int(value) + 1})
         elif isinstance(meaning, StepsField):
             yield name, dataclasses.replace(method, **{name: 2})
+
+
+def same_runs_as(like: Any) -> Callable[[Any, Any], str]:
+    """The check that a method gives the runs of another one, also at other values of the fields that both have."""
+
+    def same(method: Any, exact: Any) -> str:
+        one, other = (with_lr(each, Rates(SMALL)) for each in (method, like))
+        pairs = {"defaults": (one, other)}
+        steps = [_with_steps(each, exact) for each in (one, other)]
+        if steps[0] is not None and steps[1] is not None and steps[0][1] == steps[1][1]:
+            one, other = pairs["local steps"] = steps[0][0], steps[1][0]
+        shared = {name for name in meanings(type(method)) if name in meanings(type(like))}
+        for name, changed in _others(one):
+            if name in shared:
+                pairs[name] = (changed, dataclasses.replace(other, **{name: getattr(changed, name)}))
+        worst = 0.0
+        for what, each in pairs.items():
+            runs = []
+            for program in each:
+                try:
+                    runs.append(checked_run(program, exact))
+                except InputError as refused:
+                    runs.append(str(refused))
+            refused = [isinstance(run, str) for run in runs]
+            if all(refused):
+                continue
+            assert not any(refused), (
+                f"{what}: one of the two refuses it ({next(r for r in runs if isinstance(r, str))})"
+            )
+            apart = distance(*runs)
+            assert apart <= 1e-11, f"{what}: runs are {apart:.2g} apart"
+            worst = max(worst, apart)
+        return f"the same runs, to {worst:.1g}: {', '.join(pairs)}"
+
+    return same
 
 
 def follows_schedules(method: Any, exact: Any) -> str:
