@@ -189,11 +189,11 @@ class Done:
 
 
 def mean_and_spread(values: np.ndarray) -> tuple[float, float, int]:
-    """The mean and standard deviation of what is finite, and how many are; infinite: never; NaN: not measured."""
+    """The mean and sample deviation of the finite values, and their number; infinite: never; NaN: not measured."""
     finite = values[np.isfinite(values)]
     if not finite.size:
         return math.nan if np.isnan(values).all() else math.inf, math.nan, 0
-    spread = float(finite.std()) if np.ptp(finite) else 0.0  # equal numbers' mean may differ from them by a rounding
+    spread = float(finite.std(ddof=1)) if np.ptp(finite) else 0.0  # equal numbers' mean may differ from them by a rounding
     return float(finite.mean()), spread, int(finite.size)
 
 
