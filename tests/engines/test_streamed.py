@@ -457,7 +457,9 @@ class TestErrors:
             )
 
     def test_a_fixed_point(self, sources):
-        with pytest.raises(rk.InputError, match="clients: their examples are not in memory, which fixed_point needs"):
+        with pytest.raises(
+            rk.InputError, match="clients: their examples are not in memory; fixed_point needs them in memory"
+        ):
             rk.fixed_point(SINGLE, rk.FedAvg(lr=0.1), rk.federate(sources["mapped"]), x=START["x"])
 
     def test_a_process_without_a_device(self, monkeypatch):

@@ -226,13 +226,13 @@ def test_an_order_holds_where_spreads_are_apart():
     found = higher(done, "here", "a", ("b", "c", "missing"), percent)
     assert [claim.holds for claim in found] == [True, False]
     assert found[0].text == "here: a is above b (it), spreads apart"
-    assert found[0].found == "85.00 ± 5 % against 65.00 ± 5 %; so with 2 of 2 seeds"
+    assert found[0].found == "85.00 ± 7.1 % against 65.00 ± 7.1 %; so with 2 of 2 seeds"
     assert found[1].found.endswith("so with 1 of 2 seeds")
     spent = Measure("exchanges", Last("exchanges"), rising=False)
     assert [claim.holds for claim in fewer(done, "here", "b", ("a", "c"), spent)] == [True, False]
     never = Measure("never", First("exchanges", "accuracy", 0.75), rising=False)
     (claim,) = fewer(done, "here", "a", ("b",), never)
-    assert claim.holds and claim.found == "850 ± 50 against never; so with 2 of 2 seeds"
+    assert claim.holds and claim.found == "850 ± 71 against never; so with 2 of 2 seeds"
     assert not fewer(done, "here", "b", ("b",), never)[0].holds
     assert fewer(done, "here", "missing", ("a",), never) == []
 

@@ -31,6 +31,7 @@ def clients(seed=0):
             "label": rng.integers(0, 2, n).astype(np.int32),
             "row": np.arange(n, dtype=np.int32),
             "gain": np.full(n, n**0.5),
+            "budget": np.full(n, 1.0),
             "site": np.full(n, site, np.int32),
             "fixed": rng.uniform(0.1, 1.0, (n, 4)),
             "trusted": rng.uniform(0.1, 1.0, (n, 4)),
@@ -57,6 +58,10 @@ CASES = {
     ),
     "trust in records": (
         CheckedLoss(NETWORK, 0.1), ModelsLoss(NETWORK, 0.2), {"site": np.array(0.4), "record": np.linspace(-1, 1, 6)},
+        {"upper_scope": "local"},
+    ),
+    "trust in few records": (
+        CheckedLoss(NETWORK, 0.1), ModelsLoss(NETWORK, 0.2), {"site": np.array(0.4), "record": np.linspace(-3, 2, 6)},
         {"upper_scope": "local"},
     ),
     "metalearn": (

@@ -24,6 +24,7 @@ from rookery.tasks.trust_models import (
     choice_metrics,
     chosen_index,
     records_of_site,
+    trust_of,
     weights_of,
 )
 from rookery.vectors import Values
@@ -240,6 +241,29 @@ def test_records_have_logits_of_their_own_where_asked():
     assert np.abs(strong.x["record"]).max() < np.abs(result.x["record"]).max(), "a prior holds records back"
     with pytest.raises(rk.InputError, match="result: it is not of the nested form of trust"):
         rk.tasks.Trust.choice(result)
+
+
+@pytest.mark.parametrize("moves", [[0.5, -0.5], [3.0, -1.0, 2.0]], ids=["within", "beyond"])
+def test_record_logits_stay_within_the_budget(moves):
+    """All together they move by the budget times 4; beyond that all are scaled down alike."""
+    count = 4
+    record = np.zeros(count)
+    record[: len(moves)] = np.array(moves) / count**0.5  # sqrt(n) times it is the move
+    budget = 1.0  # records: a sum of moves of 4
+    e = {"gain": np.sqrt(count), "budget": budget}
+    x = {"site": np.float64(0.3), "record": jnp.asarray(record)}
+    trust = np.array([trust_of(x, e | {"row": row}) for row in range(count)])
+    logits = np.log(trust / (1 - trust)) - 0.3
+    total = np.abs(moves).sum()
+    expected = np.array([*moves, *[0.0] * (count - len(moves))]) * min(1.0, 4 * budget / total)
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    assert np.abs(logits).sum() <= 4 * budget + 1e-5
+
+
+@pytest.mark.parametrize("budget", [0.0, -0.1, 1.5])
+def test_a_budget_that_is_no_part_is_refused(budget):
+    with pytest.raises(rk.InputError, match=rf"task.budget: {budget} was given; a number above 0 and at most 1"):
+        rk.tasks.Trust(form="records", budget=budget).assemble(parse("natural"), 4, seed=0)
 
 
 # Which records are checked, and whose labels are wrong.

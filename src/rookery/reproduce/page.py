@@ -110,7 +110,9 @@ def plot(study: Study, done: Mapping[str, Done], path: Path) -> None:
         for number, history in enumerate(each.histories):
             values[number, : len(history.rows)] = history[study.metric]
         alive = np.ma.masked_invalid(values)
-        mean, spread = (np.ma.filled(of, np.nan) for of in (alive.mean(axis=0), alive.std(axis=0, ddof=min(1, len(alive) - 1))))
+        mean, several = alive.mean(axis=0), alive.count(axis=0) > 1
+        deviation = np.ma.where(several, alive.std(axis=0, ddof=min(1, len(alive) - 1)), 0 * mean)
+        mean, spread = np.ma.filled(mean, np.nan), np.ma.filled(deviation, np.nan)
         for axis in study.axes:
             label = f"{axis}\n{each.cell.column}" if each.cell.column else axis
             panels.setdefault(label, {})[each.cell.row] = (cost(longest, axis), mean, spread)

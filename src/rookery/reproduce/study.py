@@ -193,7 +193,8 @@ def mean_and_spread(values: np.ndarray) -> tuple[float, float, int]:
     finite = values[np.isfinite(values)]
     if not finite.size:
         return math.nan if np.isnan(values).all() else math.inf, math.nan, 0
-    spread = float(finite.std(ddof=1)) if np.ptp(finite) else 0.0  # equal numbers' mean may differ from them by a rounding
+    # The mean of equal numbers may differ from them by a rounding.
+    spread = float(finite.std(ddof=1)) if np.ptp(finite) else 0.0
     return float(finite.mean()), spread, int(finite.size)
 
 
