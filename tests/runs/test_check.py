@@ -248,6 +248,7 @@ class HalfSteps(Base):
 
 @rk.method
 class PlainFedAvg(Base):
+    kinds = ("single",)
     lr: rk.Rates
     local_steps: rk.Steps = 1
 
@@ -263,9 +264,39 @@ def test_a_method_is_compared_with_one_that_must_give_the_same_runs(cls, holds):
     assert ("defaults, local steps, lr, local_steps" if holds else "defaults: runs are") in finding.seen
 
 
+@rk.method
+class Refuses(Base):
+    """It refuses every run."""
+
+    lr: rk.Rates
+
+    def check(self, problem, population):
+        raise rk.InputError("it refuses")
+
+
+def test_nothing_compared_is_not_the_same():
+    like = same_runs_as(Refuses(lr=rk.Rates(0.1)))
+    finding = examined("like", like, "single", Refuses(lr=rk.Rates(0.1)), PROBLEMS["single"](CLIENTS))
+    assert not finding.holds and finding.seen == "both refuse it (it refuses)"
+
+
+def test_a_set_that_nothing_reaches_is_not_checked(monkeypatch):
+    monkeypatch.setattr("rookery.runs.check_settings.WIDTH", 1e3)
+    assert finding_of(PlainFedAvg, "sets").seen == "not checked: nothing reaches the boundary of the box"
+
+
+@pytest.mark.parametrize("what", ["step sizes", "switched schedule", "fields"])
+def test_a_server_step_size_that_is_given_is_no_fault(what):
+    method = rk.SimFBO(lr=rk.Rates(0.1), server_lr=rk.Rates(0.05))
+    finding = examined(what, CHECKS[what], "single", method, PROBLEMS["single"](CLIENTS))
+    assert finding.holds, finding.seen
+
+
 def test_like_must_be_a_method():
     with pytest.raises(rk.InputError, match=r"like must be a method or None; got int\."):
         rk.check(PlainFedAvg, like=3)
+    with pytest.raises(rk.InputError, match=r"like must solve a problem that PlainFedAvg solves; got FedBiOLocal\."):
+        rk.check(PlainFedAvg, like=rk.FedBiOLocal)
     with pytest.raises(rk.InputError, match=r"like must be None for a stage"):
         rk.check(rk.TopK(0.1), like=rk.FedAvg)
 

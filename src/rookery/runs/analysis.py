@@ -107,25 +107,17 @@ class RoundMap:
 
 
 def round_map(
-    problem: Problem,
-    method: Any,
-    clients: Clients,
-    *,
-    x: Any = None,
-    y: Any = None,
-    start: Any = None,
-    round: int = 1,
-    seed: int = 0,
+    problem: Problem, method: Any, clients: Clients, *, round: int = 1, seed: int = 0, **initial: Any
 ) -> RoundMap:
-    """The map of a method's full-batch round; the arguments are those of `fixed_point`.
+    """The map of a method's full-batch round; the arguments are those of `fixed_point`, `initial` its x, y and start.
 
     Raises:
       InputError: The round is not an affine map, because of the problem's field or of the method.
     """
     if clients.streamed:
         raise InputError("clients: their examples are not in memory; fixed_point needs them in memory.")
-    options = {"x": x, "y": y, "start": start, "sampling": All(), "batch_size": None, "seed": seed}
-    code = [code_of(problem, method, clients, x=x, y=y, start=start)]
+    options = {**initial, "sampling": All(), "batch_size": None, "seed": seed}
+    code = [code_of(problem, method, clients, **initial)]
     with precision_context("float64"), current_code(code):
         prepared = prepare(problem, method, clients, precision="float64", **options)
         program = Local().program(prepared)

@@ -118,6 +118,8 @@ def findings_of(method: Any, like: Any = None) -> Iterator[Finding]:
         raise InputError(
             f"method: {type(method).__name__} solves {method.kinds}; no problem with a known answer is of that kind."
         )
+    if like is not None and not any(fits(like, name) for name in fitting):
+        raise InputError(f"like must solve a problem that {type(method).__name__} solves; got {type(like).__name__}.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AdviceWarning)
         warnings.simplefilter("ignore", DivergenceWarning)
@@ -129,7 +131,7 @@ def findings_of(method: Any, like: Any = None) -> Iterator[Finding]:
                     free_compiled_programs()
                     if what == "runs" and not finding.holds:
                         return
-            if like is not None:
+            if like is not None and fits(like, name):
                 yield examined(f"like {type(like).__name__}", same_runs_as(like), name, method, exact)
 
 

@@ -16,7 +16,7 @@ from rookery.federation.oracles import hearing_draws
 from rookery.federation.rates import Rates
 from rookery.federation.sampling import All, Sampling, Uniform, Weighted
 from rookery.runs.analysis import fixed_point
-from rookery.runs.check_runs import RATE, SMALL, OtherClients, checked_run, flat, with_lr
+from rookery.runs.check_runs import RATE, SMALL, changed, checked_run, flat, with_lr
 from rookery.runs.result import Result
 
 AGGREGATES = ("unbiased", "ratio", "biased")
@@ -62,7 +62,7 @@ def cohorts_agree(method: Any, exact: Any) -> str:
         return "not checked: it needs all clients"
     method = with_lr(method, Rates(SMALL))
     if method.aggregation != "biased" or not keeps_state(method):  # absent clients may count with what they keep
-        like = OtherClients(exact, exact.clients.subset([0, 0, 0]))
+        like = changed(exact, clients=exact.clients.subset([0, 0, 0]))
         three, two = (
             _point(checked_run(method, like, batch_size=None, rounds=1, sampling=each), exact)
             for each in (All(), Uniform(2))
@@ -71,7 +71,7 @@ def cohorts_agree(method: Any, exact: Any) -> str:
     if method.aggregation == "ratio":
         # Clients with the same data and other weights: a ratio of sums has the right mean, a product of means has not.
         same = dataclasses.replace(exact.clients.subset([0, 0, 0]), weights=np.array(WEIGHTS))
-        all_of_them, mean = _over_cohorts(method, OtherClients(exact, same), exact)
+        all_of_them, mean = _over_cohorts(method, changed(exact, clients=same), exact)
         _same(all_of_them, mean, "with clients alike the mean over all cohorts is not the round of all clients")
     everybody, mean = _over_cohorts(method, exact, exact)
     off = float(np.abs(mean - everybody).max())

@@ -40,30 +40,17 @@ def distance(a: Result, b: Result) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class OtherClients:
-    """An exact problem with other clients."""
-
-    exact: Any
-    clients: Any
-
-    @property
-    def problem(self) -> Any:
-        return self.exact.problem
-
-    def start(self, **options: Any) -> Any:
-        return self.exact.start(**options)
-
-
-@dataclasses.dataclass(frozen=True)
-class OtherProblem:
-    """An exact problem with other losses or sets."""
+class Changed:
+    """An exact problem with other clients, losses or sets."""
 
     exact: Any
     problem: Any
-
-    @property
-    def clients(self) -> Any:
-        return self.exact.clients
+    clients: Any
 
     def start(self, **options: Any) -> Any:
         return self.exact.start(**options)
+
+
+def changed(exact: Any, **parts: Any) -> Changed:
+    """An exact problem with another `problem` or other `clients`."""
+    return Changed(exact, **({"problem": exact.problem, "clients": exact.clients} | parts))
