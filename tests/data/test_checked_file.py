@@ -80,10 +80,13 @@ def test_a_site_takes_its_own_lines_and_states_as_much_as_the_others(sites):
     ("lines", "sentence"),
     [
         (["site,row", "west,1"], r"line 2: there is no site 'west'; sites are 'north', 'south'\."),
-        (["site,row", "north,41"], r"line 2: row must be a number from 1 to 40; got 41\."),
-        (["site,row", "north,0"], r"line 2: row must be a number from 1 to 40; got 0\."),
-        (["site,row", "north,2.5"], r"line 2: row must be a number from 1 to 40; got 2.5\."),
-        (["site,row", "north,3", "north,3"], r"line 3: row 3 of 'north' is named twice\."),
+        (["site,row", "north,41"], r"line 2: row must be a number from 1 to 40, or 0 for none; got 41\."),
+        (["site,row", "north,-1"], r"line 2: row must be a number from 1 to 40, or 0 for none; got -1\."),
+        (["site,row", "north,3", "north,2.5"], r"line 3: row must be a number .* got 2.5\."),
+        (["site,row", "north,3", "north,"], r"line 3: row must be a number .* got nan\."),
+        (["site,row", "north,3", "north,x"], r"line 3: row must be a number .* got x\."),
+        (["site,row", "north,3", "north,3"], r"line 3: row 3 of 'north' is named twice"),
+        (["site,row", "north,3", "north,0"], r"line 3: row 0 of 'north' is named twice, or beside row 0"),
         (["row", "3"], r"has no column 'site', and there are 2 tables; add it\."),
         (["site,line", "north,3"], r"has a column 'line'; 'row' and 'site' are allowed\."),
         (["site", "north"], r"has no column 'row'; give the number of each checked record\."),
@@ -93,6 +96,24 @@ def test_a_file_that_does_not_name_records_is_refused(lines, sentence, sites):
     (sites / "audit.csv").write_text("\n".join(lines) + "\n")
     with pytest.raises(InputError, match=sentence):
         read(sites)
+
+
+def test_a_site_that_the_file_does_not_name_is_refused_and_row_0_says_none(sites):
+    options = TableOptions(checked=str(sites / "audit.csv"))
+    (sites / "audit.csv").write_text("site,row\nNorth,1\nsouth,2\n")
+    with pytest.raises(
+        InputError, match=r"does not name the site 'north'; it names 'North', 'south'\. Name the site as"
+    ):
+        read_holding(f"csv:{sites}/sites/north.csv", options)
+    (sites / "audit.csv").write_text("site,row\nnorth,0\nsouth,2\n")
+    held = read_holding(f"csv:{sites}/sites/north.csv", options)
+    assert not held.train["checked"].any() and not held.test["checked"].any()
+
+
+def test_a_folder_with_nothing_but_the_file_holds_no_table(tmp_path):
+    (tmp_path / "audit.csv").write_text("row\n1\n")
+    with pytest.raises(InputError, match="holds no csv file; one per client is needed"):
+        load_with(f"csv:{tmp_path}", TableOptions(checked=str(tmp_path / "audit.csv")))
 
 
 def test_a_missing_file_and_a_schema_are_refused(sites):

@@ -372,10 +372,12 @@ class _TableReader:
     stamp: tuple[int, int] | None = None  # of this file: another one is read anew
 
     def __call__(self, *paths: Path) -> Dataset:
-        if paths[0].is_dir():
-            raise InputError(f"data: {str(paths[0])!r} holds no csv file; one per client is needed")
+        folder = paths[0] if paths[0].is_dir() else paths[0].parent
+        paths = tuple(path for path in paths if path != self.checked_file and not path.is_dir())
+        if not paths:
+            raise InputError(f"data: {str(folder)!r} holds no csv file; one per client is needed")
         single, column = len(paths) == 1, self.column
-        tables: Any = {path.stem: read_csv(path) for path in paths if path != self.checked_file}
+        tables: Any = {path.stem: read_csv(path) for path in paths}
         options = self.options
         if self.checked_file is not None:
             tables, checked = with_checked_column(tables, str(self.checked_file))

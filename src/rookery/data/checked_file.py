@@ -43,12 +43,12 @@ def with_checked_column(
     """Tables with a column of 0 and 1 that says which records a file names, and the name of this column.
 
     The file has a line for each checked record: its `row`, 1 for the first record below the header, and, where there
-    are several tables, its `site`, the name of the table.
+    are several tables, its `site`, the name of the table. Row 0 says that no record of a site was checked.
 
     Args:
       tables: Tables by name.
       checked: Path of the file.
-      own: Name of the only table here if the file may name records of other sites as well; empty: it may not.
+      own: Name of the only table here, if the file may name records of other sites too; empty: it may not.
     """
     listed = read_csv(checked_path(checked))
     if unknown := sorted(set(listed) - {SITE, ROW}):
@@ -56,35 +56,45 @@ def with_checked_column(
     if ROW not in listed:
         raise InputError(f"checked: {checked!r} has no column {ROW!r}; give the number of each checked record.")
     names = [str(name) for name in listed[SITE].tolist()] if SITE in listed else None
-    if names is None and len(tables) > 1:
+    if names is None and len(tables) != 1:
         raise InputError(f"checked: {checked!r} has no column {SITE!r}, and there are {len(tables)} tables; add it.")
-    rows = {name: set() for name in tables}
-    for line, row in enumerate(listed[ROW].tolist(), start=2):
-        site = next(iter(tables)) if names is None else names[line - 2]
-        if own and names is not None:
-            if site != own:
-                continue
-            site = next(iter(tables))
+    if own and names is not None and own not in names:
+        raise InputError(
+            f"checked: {checked!r} does not name the site {own!r}; it names {_list(sorted(set(names)))}. Name the site "
+            f"as its file is called. If none of its records were checked, give it a line with {ROW} 0."
+        )
+    columns = {
+        name: {column: np.asarray(table[column]) for column in columns_of(table)} for name, table in tables.items()
+    }
+    sizes = {name: len(next(iter(own_columns.values()))) for name, own_columns in columns.items()}
+    rows: dict[str, list[int]] = {name: [] for name in tables}
+    for place, cell in enumerate(listed[ROW].tolist()):
+        site = next(iter(tables)) if names is None else names[place]
+        if own and site != own:
+            continue  # a line of another site
+        line = f"checked: {checked!r}, line {place + 2}"
         if site not in rows:
-            raise InputError(f"checked: {checked!r}, line {line}: there is no site {site!r}; sites are {_list(rows)}.")
-        size = len(next(iter(_columns(tables[site]).values())))
-        if type(row) is not int or not 1 <= row <= size:
-            raise InputError(f"checked: {checked!r}, line {line}: row must be a number from 1 to {size}; got {row}.")
-        if row in rows[site]:
-            raise InputError(f"checked: {checked!r}, line {line}: row {row} of {site!r} is named twice.")
-        rows[site].add(row)
-    found, column = {}, checked_column(checked, [name for table in tables.values() for name in columns_of(table)])
-    for name, table in tables.items():
-        columns = _columns(table)
-        flags = np.zeros(len(next(iter(columns.values()))), np.int64)
-        flags[[row - 1 for row in rows[name]]] = 1
-        found[name] = columns | {column: flags}
-    return found, column
-
-
-def _columns(table: Any) -> dict[str, np.ndarray]:
-    return {name: np.asarray(table[name]) for name in columns_of(table)}
+            raise InputError(f"{line}: there is no site {site!r}; sites are {_list(rows)}.")
+        row = _whole(cell)
+        if not 0 <= row <= sizes[site]:
+            raise InputError(f"{line}: {ROW} must be a number from 1 to {sizes[site]}, or 0 for none; got {cell}.")
+        if row in rows[site] or 0 in rows[site] or (row == 0 and rows[site]):
+            raise InputError(f"{line}: {ROW} {row} of {site!r} is named twice, or beside {ROW} 0, which is for none.")
+        rows[site].append(row)
+    name = checked_column(checked, [column for table in columns.values() for column in table])
+    for site, table in columns.items():
+        table[name] = np.isin(np.arange(1, sizes[site] + 1), rows[site]).astype(np.int64)
+    return columns, name
 
 
 def _list(names: Any) -> str:
     return ", ".join(map(repr, names))
+
+
+def _whole(cell: Any) -> int:
+    """The whole number in a cell; -1 if it holds none."""
+    try:
+        number = float(cell)
+    except ValueError:
+        return -1
+    return int(number) if number.is_integer() else -1
