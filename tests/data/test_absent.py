@@ -85,6 +85,19 @@ def test_absent_clients_keep_their_size_and_weight():
         own_shard(clients.levels, 0)
 
 
+@pytest.mark.parametrize("engine", ["local", "eager", "mesh", rk.Streamed()], ids=str)
+def test_a_run_of_absent_rows_is_refused(engine):
+    """Their offset names no row: a program would read another client's."""
+    clients = rk.federate({"north": {"a": absent((6, 3), np.float32)}, "south": {"a": np.ones((4, 3), np.float32)}})
+    problem = rk.Single(lambda x, e: ((x - e["a"]) ** 2).sum())
+    for call in (rk.run, rk.sweep) if engine in ("local", "mesh") else (rk.run,):
+        options = {"over": {"seed": [0, 1]}} if call is rk.sweep else {}
+        with pytest.raises(rk.InputError, match=r"clients: the rows of 'north' are at another party"):
+            call(problem, rk.FedAvg(lr=0.1), clients, x=np.zeros(3), rounds=1, engine=engine, **options)
+    with pytest.raises(rk.InputError, match=r"clients: the rows of 'north' are at another party"):
+        rk.fixed_point(problem, rk.FedAvg(lr=0.1), clients, x=np.zeros(3))
+
+
 def test_absent_rows_do_not_hide_which_client_has_a_value_that_is_not_finite():
     bad = np.array([[0.0], [np.nan]])
     with pytest.raises(rk.InputError, match="client 2 has a value that is NaN or infinite, in row 1, column 0"):

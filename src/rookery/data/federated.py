@@ -81,6 +81,20 @@ class Clients:
         examples = [len(jax.tree.leaves(level.rows)[0]) for level in self.levels.values() if self.source is None]
         return self.source is not None or max(examples) >= 2**31
 
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The names of the clients whose rows are at another party of a federation."""
+        gone = np.any([np.asarray(level.offset) == ABSENT for level in self.levels.values()], axis=0)
+        return tuple(self.names[int(i)] for i in np.flatnonzero(gone))
+
+    def check_here(self) -> None:
+        """Refuse to compute with clients whose rows are at another party."""
+        if self.absent:
+            raise InputError(
+                f"clients: the rows of {self.absent[0]!r} are at another party; only a federation can run "
+                "these clients."
+            )
+
     def own_test(self, index: int) -> Tree:
         """One client's own test examples."""
         if self.test is None:

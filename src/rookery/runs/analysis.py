@@ -116,6 +116,10 @@ def round_map(
     """
     if clients.streamed:
         raise InputError("clients: their examples are not in memory; fixed_point needs them in memory.")
+    if clients.absent:
+        raise InputError(
+            f"clients: the rows of {clients.absent[0]!r} are at another party; fixed_point needs them here."
+        )
     options = {**initial, "sampling": All(), "batch_size": None, "seed": seed}
     code = [code_of(problem, method, clients, **initial)]
     with precision_context("float64"), current_code(code):

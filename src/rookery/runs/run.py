@@ -208,6 +208,8 @@ def run(
 def _engine_for(engine: Any, clients: Clients) -> Engine:
     """The engine that was asked for; clients whose examples are beyond memory need one that streams them."""
     found = find_engine("streamed" if clients.streamed and engine == "local" else engine)
+    if not getattr(found, "elsewhere", False):
+        clients.check_here()
     if clients.streamed and not getattr(found, "streams", False):
         raise InputError(
             f"engine: {engine!r} was given, and the clients' examples are not in memory; rk.Streamed(...) is needed"

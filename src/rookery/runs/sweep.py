@@ -139,6 +139,7 @@ def sweep(
             if own.streamed:
                 raise InputError("clients: their examples are not in memory, which a sweep needs; use rk.run")
             awaited, varied = awaited_rates(varied, problem)
+            own.check_here()
             ready = prepare(problem, varied, own, x=x, y=y, start=start, precision=precision, **options)
             ready, ledger = measured_run(ready, awaited, compiled, Ledger(), None) if awaited else (ready, Ledger())
             prepared.append(ready)
