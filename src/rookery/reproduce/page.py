@@ -180,7 +180,7 @@ def render(
         lines += ["## Not run", "", *(f"- {name}" for name in missing), ""]
     if older := _older(done):
         lines += ["## Older than the code", "", *older, ""]
-    lines += ["Seconds of each cell, compilation included: " + _seconds(done) + ".", ""]
+    lines += [_seconds(study, done), ""]
     return "\n".join(lines)
 
 
@@ -362,5 +362,12 @@ def _cohorts(done: Mapping[str, Done]) -> list[str]:
     return [f"{of} were drawn by the sampler before Floyd's method: with the same seeds, clients are others now."]
 
 
-def _seconds(done: Mapping[str, Done]) -> str:
-    return "; ".join(f"{name} {each.seconds:.0f}" for name, each in done.items())
+def _seconds(study: Study, done: Mapping[str, Done]) -> str:
+    """How long the cells took; the table has the seconds of each."""
+    name, slowest = max(done.items(), key=lambda item: item[1].seconds)
+    middle = float(np.median([each.seconds for each in done.values()]))
+    return (
+        f"A cell took {middle:.0f} s in the median, compilation included, and at most {slowest.seconds:.0f} s "
+        f"({name}). "
+        f"[{study.name}.csv]({study.name}.csv) has the seconds of each."
+    )

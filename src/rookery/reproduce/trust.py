@@ -254,6 +254,12 @@ REMARKS = """
   average.
 - **plain** on heart is better with Switzerland's labels swapped than with right ones (79 against 76 %): nearly all of
   its patients are ill, and the test set is small (149 patients). No learning from right labels can reproduce that.
+- The power of detection is 0.9 or more from 30 records on. This synthetic data is too easy to show where it falls.
+- With a bad site of 1,000 or 2,000 records the choice often takes the checked model, although the trusted one is more
+  accurate. The trusted model weighs its records less, so it converges more slowly, and after 300 rounds its loss is
+  still higher. Measured at 2,000 records, all coded as the next class, four seeds (2000 to 2003): after 300 rounds the
+  held-out losses are 0.379 (trusted) and 0.351 (checked), and checked is chosen four times; after 1,500 rounds they
+  are 0.336 and 0.344, and trusted is chosen four times.
 """
 
 SMALL = (
