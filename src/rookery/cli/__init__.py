@@ -29,7 +29,7 @@ USAGE = """usage: rookery COMMAND
   rookery report RUN... -o report.html     one page with the curves, tables and settings of some runs
   rookery reproduce STUDY [--quick]        a paper's table or figure, with its numbers beside ours
   rookery queue [STUDY...] --minutes 9     cells of the papers' studies by priority, until a time limit
-  rookery check FILE.py:CLASS              hold a method of one's own to what every method promises
+  rookery check FILE.py:CLASS [--like M]   check what a method promises, or that it runs as another one does
   rookery data NAME [options]              what a dataset holds, and how a partition divides it
   rookery schema FILE.csv [options]        write what every site's table must hold, or check a table against it
   rookery list                             methods, tasks, datasets and partitions
